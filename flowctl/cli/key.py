@@ -111,11 +111,13 @@ def sign(
 ) -> None:
     """Write app/stream with a signed token that expires."""
     from flowctl.live.access.tokens import read_secrets, signed_query
-    from flowctl.wire.rtmp.url import check_name
+    from flowctl.wire.rtmp.url import NAMES_HINT, check_name, fits_names, is_path
 
     use = _kind(kind)
     check_name(stream, "stream name")
-    if use is None or use == "edge" or "/" not in stream or "?" in stream:
+    if not fits_names(stream):
+        raise ConfigError(f"no stream has the name {stream!r:.100}", hint=NAMES_HINT)
+    if use is None or use == "edge" or not is_path(stream):
         raise ConfigError("it is publish or play, and a stream", hint="flowctl key sign tokens.secret play live/room")
     if address:
         parse_network(address, "--address")
@@ -176,8 +178,12 @@ def _rewriting(file: Path) -> Iterator[list[str]]:
 
 
 def _line(stored: str, kind: str, streams: str) -> str:
+    from flowctl.wire.rtmp.url import NAMES_HINT, fits_names
+
     if len(streams.split()) > 1 or streams in ("publish", "play", "edge"):
         raise ConfigError("--streams is a pattern of app/stream", hint="such as live/*")
+    if not fits_names(streams):
+        raise ConfigError(f"--streams {streams!r:.100} fits no stream", hint=NAMES_HINT)
     return " ".join(filter(None, [stored, _kind(kind), streams]))
 
 

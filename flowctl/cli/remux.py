@@ -15,7 +15,7 @@ from flowctl.cli.common import CaFile, Insecure, optional_duration, print_json, 
 from flowctl.cli.errors import TerminatedError, terminable
 from flowctl.core.text.extras import require_extra
 from flowctl.core.text.output import say
-from flowctl.errors import ConfigError, FlowctlError
+from flowctl.errors import ConfigError, FlowctlError, RemoteProtocolError
 from flowctl.units import format_count, format_duration, format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -78,9 +78,7 @@ def record(
         with lock:
             _tell(file, as_json=as_json)
 
-    recorders = [
-        StreamRecorder(url.app, url.stream or url.app, settings, make_form, on_finished=finished) for url in addresses
-    ]
+    recorders = [StreamRecorder(*_named(url), settings, make_form, on_finished=finished) for url in addresses]
     _take_up(out)
     follows = _run(addresses, recorders, duration_s=duration_s, once=once)
     _summarise(addresses, recorders, follows, as_json=as_json)
@@ -125,7 +123,7 @@ def hls(
         keep_free_bytes=parse_size(keep_free, "--keep-free"),
     )
     duration_s = optional_duration(duration, "--duration")
-    writers = [HlsWriter(url.app, url.stream or url.app, settings) for url in addresses]
+    writers = [HlsWriter(*_named(url), settings) for url in addresses]
     playlists = [writer.playlist_path for writer in writers]
     for path, url in zip(playlists, addresses, strict=True):
         if playlists.count(path) > 1:
@@ -135,6 +133,17 @@ def hls(
         writer.claim()
     follows = _run(addresses, writers, duration_s=duration_s, once=once)
     _summarise(addresses, writers, follows, as_json=as_json)
+
+
+def _named(url: RtmpUrl) -> tuple[str, str]:
+    """Return application and stream as files are called: as a server calls them, which may have to find them."""
+    from flowctl.wire.rtmp.url import canonical
+
+    try:
+        url = canonical(url)
+    except RemoteProtocolError as error:
+        raise ConfigError(f"{url}: {error}") from error
+    return url.app, url.stream or url.app
 
 
 def _addresses(urls: list[str]) -> list[RtmpUrl]:

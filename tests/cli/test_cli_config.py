@@ -64,6 +64,7 @@ def test_check_when_the_log_file_has_no_folder_says_so(run, tmp_path):
         ("publish_auth = 'key'", "one.toml, line 1: publish_auth asks for key, but there is no keys_file"),
         ("[role.viewer]\nplay_auth = 'token'", "one.toml, line 2: role.viewer.play_auth asks for token"),
         ("[stream.main]\nstuck = 3", "one.toml, line 1: stream.main: 'main' fits no stream"),
+        ("[stream.'live/mp4:*']\nstuck = 3", "one.toml, line 1: stream.\"live/mp4:*\": 'live/mp4:*' fits no stream"),
         ("[application.'a/b']\nstuck = 3", "one.toml, line 1: application.\"a/b\": 'a/b' is no application"),
     ],
 )

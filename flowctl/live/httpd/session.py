@@ -39,7 +39,7 @@ from flowctl.log import redact_text
 from flowctl.reasons import CloseReason
 from flowctl.receiver import DONE, InputResult, InputVerdict
 from flowctl.wire.rtmp.handshake import is_stun
-from flowctl.wire.rtmp.url import Query, RtmpUrl
+from flowctl.wire.rtmp.url import Query, RtmpUrl, canonical
 from flowctl.wire.websocket.frames import PING, PONG, close_frame, frame
 from flowctl.wire.websocket.handshake import TOO_MANY, VERSION, accept_key
 from flowctl.wire.websocket.reading import FrameReader, PeerClose
@@ -449,9 +449,8 @@ class HttpSession(ViewerSession):
         if found is None:
             raise RemoteProtocolError("Host is no host and port", code="bad-url")
         host, port = found
-        url = RtmpUrl(scheme="http", host=host, vhost=host, port=port or 80, raw_query=request.kept_query).with_stream(
-            name
-        )
+        url = RtmpUrl(scheme="http", host=host, vhost=host, port=port or 80, raw_query=request.kept_query)
+        url = canonical(url.with_stream(name), decoded=True)
         query = Query({unquote(key): unquote(value) for key, value in url.query.items()})
         scheme, _, bearer = request.header("authorization").partition(" ")
         user, password = _basic(bearer) if scheme.lower() == "basic" else (None, None)

@@ -28,7 +28,7 @@ from flowctl.live.remux.files import encoded
 from flowctl.live.remux.playlist import CONTENT_TYPES, PLAYLIST
 from flowctl.live.remux.waiting import HlsPlaylists, ServedPlaylist, open_below
 from flowctl.reasons import CloseReason
-from flowctl.wire.rtmp.url import RtmpUrl
+from flowctl.wire.rtmp.url import RtmpUrl, canonical
 
 _SEGMENT: Final = re.compile(r"([A-Za-z0-9._~%-]{1,800})-\d{1,20}(?:\.ts|(?:\.\d{1,20})?\.m4s|-init\.mp4)")
 _PART_BYTES: Final = 64 * 1024
@@ -60,15 +60,17 @@ class HlsFiles:
         if not app or not stream:
             return None
         try:
-            return RtmpUrl().with_stream(f"{app}/{stream}").path
+            url = canonical(RtmpUrl().with_stream(f"{app}/{stream}"), decoded=True)
         except RemoteProtocolError:
             return None
+        return url.path if name.endswith(PLAYLIST) or url.stream == stream else None  # files have the name as it is
 
     def handle(self, exchange: Exchange) -> None:
-        app, _, name = exchange.request.path.removeprefix("/").rpartition("/")
+        path = exchange.request.path
+        name, (app, _, stream) = path.rpartition("/")[2], (self.stream_of(path) or "").rpartition("/")
         try:
             if name.endswith(PLAYLIST):
-                self._answer_playlist(exchange, encoded(app), encoded(name.removesuffix(PLAYLIST)) + PLAYLIST)
+                self._answer_playlist(exchange, encoded(app), encoded(stream) + PLAYLIST)
             else:
                 self._answer_segment(exchange, encoded(app), name)
         except (OSError, ValueError):

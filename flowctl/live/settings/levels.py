@@ -24,6 +24,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 from flowctl.core.flow.limits import Limits, write_marks
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError
+from flowctl.wire.rtmp.url import NAMES_HINT, fits_names
 
 MOST_LEVELS: Final = 1000
 """Levels of a server: each new name is compared with all of them, once, in some milliseconds."""
@@ -71,6 +72,8 @@ class Level:
         check_fields(self)
         if self.application and self.stream:
             raise ConfigError(f"a level is of an application or of streams, not of both: {self}")
+        if not fits_names(self.stream or f"{self.application}/"):
+            raise ConfigError(f"{self} fits no stream", hint=NAMES_HINT)
         if not (self.application or self.stream or self.role):
             raise ConfigError("a level is of an application, of streams or of a role", hint="name one of them")
 

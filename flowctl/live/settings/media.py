@@ -11,6 +11,7 @@ from typing import Final
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
+from flowctl.wire.rtmp.url import NAMES_HINT, fits_names
 
 _MOST_PATTERNS: Final = 64
 _WILD: Final = frozenset("/*?[")
@@ -45,6 +46,8 @@ def parse_patterns(text: str, source: str) -> StreamPatterns:
         if _WILD.isdisjoint(pattern):
             hint = f"write app/stream, as in live/{pattern:.60}; * and ? stand for others: live/*; off: none"
             raise ConfigError(f"{source}: {short(pattern)} fits no stream", hint=hint)
+        if not fits_names(pattern):
+            raise ConfigError(f"{source}: {short(pattern)} fits no stream", hint=NAMES_HINT)
     return StreamPatterns(patterns)
 
 

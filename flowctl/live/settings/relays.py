@@ -10,7 +10,7 @@ from flowctl.core.flow.limits import Limits, parse_target_delay
 from flowctl.core.text.addresses import join_host_port
 from flowctl.core.text.keyfiles import with_files
 from flowctl.errors import ConfigError, RemoteProtocolError
-from flowctl.wire.rtmp.url import REDACTED, RtmpUrl, parse_url
+from flowctl.wire.rtmp.url import NAMES_HINT, REDACTED, RtmpUrl, fits_names, parse_url
 
 MOST_RELAYS: Final = 64
 _ALWAYS: Final = "always"
@@ -36,6 +36,8 @@ class RelayRule:
             parse_target_delay(self.target_delay, f"relay of {self.streams!r:.60}: {TARGET_DELAY}")
         if "/" not in self.streams:
             raise ConfigError(f"relay of {self.streams!r:.60}: it must be a pattern of app/stream")
+        if not fits_names(self.streams):
+            raise ConfigError(f"relay of {self.streams!r:.60} fits no stream", hint=NAMES_HINT)
         if self.always and not _WILD.isdisjoint(self.streams):
             raise ConfigError(
                 f"relay of {self.streams!r:.60}: only a stream with a whole name is pulled always",

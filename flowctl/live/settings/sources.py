@@ -40,6 +40,7 @@ from flowctl.live.settings.model import (
     settings_of,
     value_at,
 )
+from flowctl.wire.rtmp.url import NAMES_HINT, fits_names
 
 _log: Final = structlog.get_logger("flowctl.settings")
 _ROLES: Final = {item.value: item for item in Role}
@@ -378,6 +379,8 @@ def _level_of(path: tuple[str, ...], source: str) -> tuple[SettingPlace, str]:
     if kind == "stream" and name and not set(name) & set("/*?["):
         hint = f'a stream is app/stream, as in [stream."live/{name:.60}"]; of all applications: [stream."*/{name:.60}"]'
         raise ConfigError(f"{source}: {short(name)} fits no stream", hint=hint)
+    if not fits_names(f"{name}/" if kind == "application" else name):
+        raise ConfigError(f"{source}: {short(name)} fits no stream", hint=NAMES_HINT)
     found = SettingPlace(application=name, role=role) if kind == "application" else SettingPlace(stream=name, role=role)
     return found, ".".join(inner)
 

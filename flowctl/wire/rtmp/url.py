@@ -11,7 +11,8 @@ default application.
 The host (or ``?vhost=``) is told apart as `RtmpUrl.vhost` but is no part of the stream's name, `RtmpUrl.path`: who
 publishes to 127.0.0.1 is played under the server's public name.
 
-Values are not percent-decoded: clients do not encode them, and a signed token must reach its verifier unchanged.
+Values of a query are not percent-decoded: clients do not encode them, and a signed token must reach its verifier
+unchanged. Names are, by the server that is asked: `canonical` gives each stream the one name that it has there.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import contextlib
 import dataclasses
 import re
 from typing import Final
+from urllib.parse import unquote as percent_decoded
 
 from flowctl.core.text.addresses import bracketed, join_host_port
 from flowctl.core.text.printable import printable
@@ -49,6 +51,14 @@ TLS_SCHEMES: Final = frozenset({"rtmps", "https", "wss"})
 
 NAME_MAX_CHARS: Final = 256
 """Default limit on the length of an application or stream name (nginx-rtmp: NGX_RTMP_MAX_NAME 256)."""
+
+ENCODED_CHARS: Final = 12
+"""Most characters that one of a name is percent-encoded: four octets of UTF-8."""
+
+_FORMATS: Final = frozenset({"flv", "f4v", "mp4", "mp3"})
+"""Formats that clients put before a name (``mp4:talk``) and take from behind it (``clip.flv``)."""
+NAMES_HINT: Final = "write names decoded, with no mp4: or flv: before them and no .mp4 or .flv behind"
+_ESCAPE: Final = re.compile(r"%[0-9A-Fa-f]{2}")
 
 URL_MAX_CHARS: Final = 8192
 """Limit on a tcUrl and on a query: room for a signed token of 4 KiB, which people do put there."""
@@ -233,6 +243,49 @@ class RtmpUrl:
         )
 
 
+def canonical(url: RtmpUrl, *, decoded: bool = False, name_max_chars: int = NAME_MAX_CHARS) -> RtmpUrl:
+    """Return an address with the one name that its stream has at a server, however the client spells it.
+
+    FFmpeg sends ``my%20show`` as it stands in the address, ``mp4:talk.mp4`` for ``talk.mp4`` and ``clip`` for
+    ``clip.flv``; librtmp decodes, and sends ``mp4:talk``. So names are decoded, once, unless HTTP has (`decoded`), a
+    format before a segment is left out, and so is one behind the stream's name. What the server decides, keeps or tells
+    of a stream goes by this name. It stays as it is when this is done again, in another server for instance: a name
+    that would not is refused.
+    """
+    path = url.path
+    if not decoded:
+        try:
+            path = percent_decoded(path, errors="strict")
+        except UnicodeDecodeError as error:
+            raise RemoteProtocolError("stream name is no percent-encoded UTF-8", code="bad-name") from error
+    if _ESCAPE.search(path):
+        raise RemoteProtocolError("stream name is percent-encoded twice", code="bad-name")
+    if "?" in path:
+        raise RemoteProtocolError("stream name has a question mark", code="bad-name")
+    segments = _segments("/".join(map(_without_prefix, path.split("/"))))
+    stream = ""
+    if url.stream:
+        stream = _without_suffix(segments.pop()) if segments else ""
+        if _segments(stream) != [stream]:
+            raise RemoteProtocolError("stream name is empty, or nothing but a format", code="bad-name")
+        check_name(stream, "stream name", maximum=name_max_chars)
+    app = "/".join(segments) or DEFAULT_APP
+    check_name(app, "application name", maximum=name_max_chars)
+    return url if (app, stream) == (url.app, url.stream) else dataclasses.replace(url, app=app, stream=stream)
+
+
+def _without_prefix(segment: str) -> str:
+    while (cut := segment.partition(":"))[1] and cut[0] in _FORMATS:
+        segment = cut[2]
+    return segment
+
+
+def _without_suffix(name: str) -> str:
+    while (cut := name.rpartition("."))[1] and cut[2] in _FORMATS:
+        name = cut[0]
+    return name
+
+
 def _name_behind_query(raw_query: str, name_max_chars: int) -> tuple[str, list[str]]:
     """Return query and path of ``k=v/stream``; the query alone when no name is behind the last slash."""
     before, _, behind = raw_query.rpartition("/")
@@ -332,14 +385,25 @@ def _port(digits: str | None, scheme: str) -> int:
 
 
 def is_path(name: str) -> bool:
-    """Return whether `name` is one that `RtmpUrl.path` may be, ``app/stream``, and not only like one.
+    """Return whether `name` is one that a stream may have at a server, ``app/stream``, and not only like one.
 
     For names that do not come from RTMP: no other one can be published, played or followed.
     """
+    most = 2 * NAME_MAX_CHARS + 1
     try:
-        return RtmpUrl().with_stream(name, name_max_chars=2 * NAME_MAX_CHARS + 1).path == name
+        return canonical(RtmpUrl().with_stream(name, name_max_chars=most), name_max_chars=most).path == name
     except RemoteProtocolError:
         return False
+
+
+def fits_names(pattern: str) -> bool:
+    """Return whether names that streams have may fit a pattern of ``app/stream``, as far as its letters say.
+
+    One that is spelled otherwise than `canonical` does would never apply, and nobody would be told.
+    """
+    segments = pattern.split("/")
+    segments[-1] = _without_suffix(segments[-1])
+    return not _ESCAPE.search(pattern) and "/".join(map(_without_prefix, segments)) == pattern
 
 
 def url_of(path: str, host: str, port: int = 1935) -> RtmpUrl:
@@ -352,6 +416,6 @@ def url_of(path: str, host: str, port: int = 1935) -> RtmpUrl:
     for app, stream in ((before, behind), (DEFAULT_APP, path)):
         url = RtmpUrl(host=host, vhost=host, port=port, app=app, stream=stream)
         with contextlib.suppress(RemoteProtocolError):
-            if from_connect(url.tc_url, app).with_stream(stream).path == path:
+            if canonical(from_connect(url.tc_url, app).with_stream(stream)).path == path:
                 return url
     raise RemoteProtocolError("no client can ask for a stream of this name", code="bad-name")

@@ -139,3 +139,17 @@ def test_viewer_when_it_has_left_is_told_of_with_the_bytes_of_its_connection(web
     assert 50 < closed["recv_bytes"] < 1000
     assert (closed["app"], closed["ip"]) == ("live", "127.0.0.1")
     hook.close()
+
+
+@pytest.mark.parametrize("spelled", ["mp4:room", "room.mp4", "%72oom", "flv:room.flv", "_definst_/room"])
+def test_name_when_it_is_spelled_otherwise_is_the_streams_and_needs_its_proof(web, spelled):
+    made = web(access=ACCESS, players_may_wait=False)
+    made.publisher().group()
+    proof = signed(LEFT_S)
+    assert [made.get(f"/live/{spelled}.flv{query}")[0] for query in ("", f"?{proof}")] == [401, 200]
+    assert made.viewers()[0].streams() == ["live/room"]
+
+
+def test_name_when_it_is_encoded_twice_is_refused_in_words(web):
+    status, _, body = web().get("/live/a%2520b.flv")
+    assert (status, body) == (400, b"stream name is percent-encoded twice\n")

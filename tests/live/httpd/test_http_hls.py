@@ -170,6 +170,14 @@ def test_streams_when_names_are_odd_are_found_as_they_were_written(tmp_path):
     assert files.stream_of("/live/inst/a%20b-17.ts") == "live/inst/a b"
     assert files.stream_of("/live/room-2-3-init.mp4") == "live/room-2"
     assert files.stream_of("/live/room-2-3.ts") == "live/room-2"
+    assert files.stream_of("/live/mp4:talk.mp4.m3u8") == "live/talk"
+    assert files.stream_of("/live/mp4%3Atalk-2.ts") is None  # a file of no stream that can be asked about
+
+
+@pytest.mark.parametrize("spelled", ["mp4:room", "room.flv", "_definst_/room"])
+def test_playlist_when_its_stream_is_spelled_otherwise_is_the_streams(hls, spelled):
+    assert hls.get(f"/live/{spelled}.m3u8")[::2] == hls.get("/live/room.m3u8")[::2]
+    assert hls.get("/live/_definst_/room-7.m4s")[0] == 200
 
 
 def test_access_when_it_is_limited_holds_for_every_file(web, folder):

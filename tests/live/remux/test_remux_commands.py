@@ -28,6 +28,7 @@ def test_command_when_pyav_is_not_installed_says_how_to_get_it(tmp_path, monkeyp
     [
         ["rtmp://one.invalid/live/room", "rtmp://other.invalid/live/room"],
         ["rtmp://one.invalid/live/live", "rtmp://other.invalid:1936/live/live"],
+        ["rtmp://one.invalid/live/my%20show", "rtmp://one.invalid/live/mp4:my show.mp4"],
     ],
 )
 def test_hls_when_two_streams_would_have_one_playlist_is_refused(tmp_path, urls):

@@ -48,6 +48,8 @@ def test_media_when_only_a_level_asks_for_it_is_asked_for(read):
     ("text", "error", "hint"),
     [
         ('record = "room"', "'room' fits no stream", "live/room"),
+        ('[application."my%20app"]\nstuck = 3', "'my%20app' fits no stream", "decoded"),
+        ('record = "live/a,live/a%20b"', "'live/a%20b' fits no stream", "decoded"),
         ('record_format = "avi"', "record_format is 'avi'", ""),
         ("record_keep = -1", "0 or more", ""),
         ("hls_part = 3", "0.1 to 2 s", ""),

@@ -5,7 +5,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.wire.rtmp.url import check_name, from_connect, is_path, parse_query, parse_url, redact_url, url_of
+from flowctl.wire.rtmp.url import (
+    canonical,
+    check_name,
+    fits_names,
+    from_connect,
+    is_path,
+    parse_query,
+    parse_url,
+    redact_url,
+    url_of,
+)
 
 
 def code_of(function, *arguments, **keywords):
@@ -331,3 +341,84 @@ def test_url_of_a_stream_asks_for_this_stream(path):
 )
 def test_name_when_no_server_can_have_it_is_no_path(path):
     assert not is_path(path)
+
+
+@pytest.mark.parametrize(
+    ("app", "name", "path"),
+    [
+        ("live", "my%20show", "live/my show"),  # FFmpeg, for rtmp://h/live/my%20show
+        ("live", "my show?k=%20", "live/my show"),
+        ("live", "mp4:talk.mp4", "live/talk"),  # FFmpeg, for talk.mp4
+        ("live", "mp4:talk", "live/talk"),  # librtmp, for talk.mp4
+        ("live", "talk.mp4", "live/talk"),
+        ("live", "flv:clip", "live/clip"),
+        ("live", "clip.flv", "live/clip"),
+        ("live/inst", "mp4:b/talk.mp4", "live/inst/b/talk"),
+        ("live/mp4:talk.mp4", "", "live/talk"),
+        ("live", "mp4:flv:a.mp4.flv", "live/a"),
+        ("my%20app", "a%2Fb", "my app/a/b"),
+        ("live?k=v/my%20show", "", "live/my show"),
+        ("live", "50%", "live/50%"),
+        ("live", "50%25", "live/50%"),
+        ("live", "%D0%BA%D0%BE%D1%82", "live/кот"),
+        ("live", "a.b:c", "live/a.b:c"),
+        ("live", "film.mp4.old", "live/film.mp4.old"),
+        ("live", "a+b", "live/a+b"),
+    ],
+)
+def test_canonical_when_clients_spell_a_name_in_their_ways_gives_one(app, name, path):
+    url = canonical(from_connect(f"rtmp://h/{app}", app).with_stream(name))
+    assert (url.path, url.raw_query) == (path, {"my show?k=%20": "k=%20", "": url.raw_query}.get(name, ""))
+    assert is_path(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "my%2520show",
+        "a%252e%252e",
+        "%2e%2e",
+        "mp4:..",
+        "a/mp4:../b",
+        "...flv",
+        "a%00b",
+        "a%0ab",
+        "a%5cb",
+        "a%3Fb",
+        "a%ff",
+        "mp4:.flv",
+        ".mp4",
+        "_definst_.flv",
+        "%2E%2E%2Fsecret",
+    ],
+)
+def test_canonical_when_a_name_cannot_be_one_refuses_it(name):
+    base = from_connect("rtmp://h/live", "live")
+    assert code_of(lambda: canonical(base.with_stream(name))) == "bad-name"
+
+
+SPELLED = st.lists(
+    st.sampled_from([*"ab/.:?%2", "%25", "%2e", "%2F", "mp4:", "flv:", ".flv", ".mp4", "..", "_definst_", "ü", " "]),
+    max_size=9,
+).map("".join)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(SPELLED, SPELLED, st.booleans())
+def test_canonical_when_it_is_done_again_changes_nothing(app, name, decoded):
+    """Nobody reaches a name by a spelling that a rule does not see, here or in the next server."""
+    try:
+        url = canonical(from_connect(f"rtmp://h/{app}", app).with_stream(name), decoded=decoded)
+    except RemoteProtocolError:
+        return
+    assert is_path(url.path)
+    asked = url_of(url.path, "h")  # by another server of ours
+    for again in (url, from_connect(asked.tc_url, asked.app).with_stream(asked.stream)):
+        assert [canonical(again).path, canonical(again, decoded=True).path] == [url.path] * 2
+    assert fits_names(url.path)
+
+
+@pytest.mark.parametrize("pattern", ["live/a%20b", "live/mp4:*", "*.flv", "mp4:live/*"])
+def test_pattern_when_no_name_is_spelled_so_fits_none(pattern):
+    assert not fits_names(pattern)
+    assert all(map(fits_names, ["*", "live/*", "live/50%", "live/?.old", "live.mp4/*"]))

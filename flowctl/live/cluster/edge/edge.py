@@ -57,7 +57,7 @@ from flowctl.nodes.diffusion.objects import PeerId
 from flowctl.nodes.diffusion.outbound import MOST_PATTERNS, check_pattern
 from flowctl.nodes.diffusion.streams.tcp import StreamSession, connect_stream
 from flowctl.pollgroup import PollGroup
-from flowctl.wire.rtmp.url import RtmpUrl
+from flowctl.wire.rtmp.url import NAMES_HINT, RtmpUrl, fits_names
 
 _log: Final = structlog.get_logger("flowctl.cluster")
 TICK_S: Final = 0.1
@@ -121,6 +121,8 @@ class EdgeConfig:
                 hint="a pattern may stand for many streams, as live/* does",
             )
         for pattern in self.streams:
+            if not fits_names(pattern):
+                raise ConfigError(f"{pattern!r:.100} fits no stream", hint=NAMES_HINT)
             try:
                 check_pattern(pattern)
             except LimitExceededError as error:

@@ -14,7 +14,7 @@ from flowctl.wire.rtmp.adobe_auth import LoginResult, split_answer
 from flowctl.wire.rtmp.events import ConnectRequested
 from flowctl.wire.rtmp.messages import Command
 from flowctl.wire.rtmp.session_config import ServerSessionConfig
-from flowctl.wire.rtmp.url import RtmpUrl, from_connect, unquote
+from flowctl.wire.rtmp.url import ENCODED_CHARS, RtmpUrl, from_connect, unquote
 
 _SHARED_ADDRESSES: Final = 256
 _SHARED_CHARS: Final = 256
@@ -42,7 +42,7 @@ def read_connect(command: Command, config: ServerSessionConfig, now: float) -> C
         if not verdict.accepted:
             return verdict
         user = verdict.user
-    url = _address(tc_url, app, config.name_max_chars)
+    url = _address(tc_url, app, ENCODED_CHARS * config.name_max_chars)
     caps_ex = int(commands.number(commands.member(values, "capsEx"), 0)) & 0xFFFFFFFF
     return ConnectRequested(
         tc_url=tc_url,

@@ -35,6 +35,8 @@ pause in any order when their user leaves.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -83,7 +85,7 @@ from flowctl.wire.rtmp.states import (
     StreamState,
     next_state,
 )
-from flowctl.wire.rtmp.url import RtmpUrl
+from flowctl.wire.rtmp.url import DEFAULT_APP, ENCODED_CHARS, RtmpUrl, canonical
 from flowctl.wire.rtmp.wire import (
     TYPE_AGGREGATE,
     TYPE_AUDIO,
@@ -639,11 +641,12 @@ class ServerSession(Endpoint):
             self._move_connection(ConnectionInput.REJECT)
             call.events.append(ConnectRefused(request.reason, request.user))
             return
-        self._url = request.url
+        named = self._canonical(request.url)
+        self._url = request.url  # as it was sent: what is decoded is all of a name, and once
         self.client_caps_ex = request.caps_ex
         self._object_encoding = request.object_encoding
         self._enhanced = request.enhanced
-        call.events.append(request)
+        call.events.append(dataclasses.replace(request, url=named))
 
     def _create_stream(self, call: _Call) -> None:
         stream = self._open_stream(self._streams.free_id())
@@ -694,7 +697,11 @@ class ServerSession(Endpoint):
         # Null and undefined count as no name: then the address alone may say it (an empty stream key in OBS).
         if name is not None and not isinstance(name, str):
             raise RemoteProtocolError(f"stream name is no string but {type(name).__name__}", code="bad-name")
-        return self._url.with_stream(name or "", name_max_chars=self._config.name_max_chars)
+        most_chars = ENCODED_CHARS * self._config.name_max_chars
+        return self._canonical(self._url.with_stream(name or "", name_max_chars=most_chars))
+
+    def _canonical(self, url: RtmpUrl) -> RtmpUrl:
+        return canonical(url, name_max_chars=self._config.name_max_chars)
 
     # --------------------------------------------------------------------------------- commands of publishers
 
@@ -724,7 +731,9 @@ class ServerSession(Endpoint):
         self._send(replies.UNPUBLISH_NOTIFICATION)
         self._result(call, None, UNDEFINED)
         name = commands.text(call.argument(0), self._config.name_max_chars).partition("?")[0].strip("/")
-        for stream in self._streams.publishing_as(name, self._url.app):
+        with contextlib.suppress(RemoteProtocolError):
+            name = self._canonical(RtmpUrl().with_stream(name)).path.removeprefix(f"{DEFAULT_APP}/")
+        for stream in self._streams.publishing_as(name, self._canonical(self._url).app):
             self._stop(call, stream, "FCUnpublish")
 
     # ------------------------------------------------------------------------------------ commands of players

@@ -534,3 +534,29 @@ def test_reconnect_when_asked_before_the_client_is_let_in_is_told_behind_the_ans
     client.session.accept_connect()
     names = [reply.name for reply in client.replies() if isinstance(reply, Command)]
     assert names == ["_result", "onStatus"]
+
+
+@pytest.mark.parametrize("name", ["my%20show", "my show", "mp4:my%20show.mp4", "my show.flv"])
+def test_name_when_a_client_spells_it_in_its_way_is_the_streams(name):
+    """In what is asked, and in what is published and ended."""
+    client = ScriptedClient()
+    assert client.connect(app="my%20app", tcUrl="rtmp://h/my%20app").url.app == "my app"
+    for stream_id, spelled in ((1, name), (2, "other")):
+        client.create_stream()
+        (event,) = client.call("publish", 3, None, spelled, stream_id=stream_id)
+        assert event.url.path == "my app/" + {name: "my show"}.get(spelled, spelled)
+        client.session.accept_publish(stream_id)
+        client.replies()
+    assert client.call("FCUnpublish", 9, None, name) == [StreamClosed(1, "FCUnpublish")]
+
+
+def test_name_when_it_is_encoded_twice_is_refused_in_words_and_may_be_mended(client):
+    client.connect()
+    client.create_stream()
+    (event,) = client.call("publish", 3, None, "%2561", stream_id=1)
+    assert event == Ignored("bad-name", "stream name is percent-encoded twice")
+    assert client.statuses() == [("error", "NetStream.Publish.BadName")]
+    (event,) = client.call("publish", 3, None, "%61" * 256, stream_id=1)
+    assert event.name == "a" * 256
+    with pytest.raises(RemoteProtocolError, match="twice"):
+        ScriptedClient().connect(app="%2561", tcUrl="rtmp://h/%2561")
