@@ -54,6 +54,7 @@ class ServerStatistics:
         accepted: accepted so far.
         refused: turned away so far, by name of the limit.
         accept_pauses: times that accepting rested because the process had no descriptor left.
+        resets: connections that their peer had reset before they were accepted; they count nowhere else.
         closed: connections ended so far, by reason.
         totals: what all connections were sent and spared, those that have gone included.
         work_s: time that their input has taken of the threads, in seconds, those that have gone included.
@@ -64,6 +65,7 @@ class ServerStatistics:
     accepted: int
     refused: dict[str, int] = field(default_factory=dict)
     accept_pauses: int = 0
+    resets: int = 0
     closed: dict[CloseReason, int] = field(default_factory=dict)
     totals: FlowTotals = NO_FLOW
     work_s: float = 0.0
@@ -619,6 +621,7 @@ class Server:
             accepted=self.accepted_count,
             refused=self.admission.refused,
             accept_pauses=sum(listener.pauses for listener in self.listeners),
+            resets=sum(listener.resets for listener in self.listeners),
             closed=closed,
             totals=totals,
             work_s=work_s + sum(connection.work.work_s for connection in connections),

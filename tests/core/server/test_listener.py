@@ -6,6 +6,8 @@ import contextlib
 import os
 import resource
 import socket
+import struct
+import threading
 import time
 
 import pytest
@@ -132,6 +134,22 @@ def test_accept_when_the_process_has_no_descriptor_left_rests_at_each_listener_a
         shown(*address) for address in (server.address, other)
     )
     assert server.statistics().accept_pauses == 2
+
+
+def test_connections_that_are_reset_at_once_are_no_connections(build):
+    """Neither a session nor the rate of an address hears of them."""
+    server = build()
+    server.start()
+    busy = threading.Event()
+    server.groups.groups[0].call_soon(busy.wait, WAIT_S)
+    for _ in range(50):
+        with connect(server.address) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with connect(server.address) as sock:
+        busy.set()
+        assert sock.recv(5) == b"plain"
+    statistics = server.statistics()
+    assert (statistics.resets, statistics.accepted, statistics.refused) == (50, 1, {})
 
 
 def test_trusted_proxy_when_at_a_second_listener_is_asked_for_its_header_too(build):

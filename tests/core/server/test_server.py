@@ -297,7 +297,12 @@ def test_accept_when_all_places_were_taken_and_left_accepts_again(make):
     assert server.statistics().accepted == 90
 
 
-def test_accept_when_peers_leave_before_they_are_served_loses_no_place(make):
+@pytest.mark.parametrize("seen", [True, False])
+def test_accept_when_peers_leave_before_they_are_served_loses_no_place(make, monkeypatch, seen):
+    """Whether that is seen when they are accepted, or they leave a moment later."""
+    if not seen:
+        monkeypatch.setattr("flowctl.core.server.listener._is_reset", lambda _: False)
+    counted = "resets" if seen else "accepted"
     server = make(admission=AdmissionLimits(connections_per_address=5, new_per_address_and_s=0.0))
     gate, hanging = threading.Event(), threading.Event()
     group = server.groups.groups[0]
@@ -311,7 +316,7 @@ def test_accept_when_peers_leave_before_they_are_served_loses_no_place(make):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
             sock.close()
         gate.set()
-        wait_until(lambda turn=turn: server.statistics().accepted == 4 * (turn + 1), "accepting")
+        wait_until(lambda turn=turn: getattr(server.statistics(), counted) == 4 * (turn + 1), "accepting")
         wait_until(lambda: not server.admission.connections and not server.connections(), "their end")
     with connect(server):
         wait_until(lambda: len(server.connections()) == 1)
