@@ -127,7 +127,7 @@ class Admission:
     ) -> None:
         self.nodes: Final = nodes or ProvenNodes()
         self.limits = limits  # replaced as a whole; guarded by _lock
-        self.bans: BanList = NO_BANS  # immutable, replaced as a whole by any thread
+        self.bans: BanList = NO_BANS  # replaced as a whole by any thread
         self.others: OtherProcesses | None = None  # processes of the same server; set before the first connection
         self._wall: Final = wall
         self._trusted: Final = trusted

@@ -172,21 +172,44 @@ class _Networks:
         return len(self._by_text) + sum(map(len, self._networks.values()))
 
     def __iter__(self) -> Iterator[Ban]:
-        yield from self._by_text.values()
+        yield from list(self._by_text.values())  # lists, for another thread may change what there is (`put`)
         for group in self._networks.values():
-            yield from group.values()
+            yield from list(group.values())
 
     def add(self, ban: Ban) -> None:
-        """Take `ban`, unless there is one for the same network that lasts longer. Only while the list is made."""
+        """Take `ban`, unless there is one for the same network that lasts longer."""
         address, _, length = ban.cidr.partition("/")
         if length == ("128" if ":" in address else "32"):
             _keep_longest(self._by_text, address, ban)  # not parsed once more: a list of 100,000 is nearly all of these
         else:
             network = ban.network
             key = network.version, network.prefixlen
-            if key not in self._networks:
+            if key not in self._networks:  # in this order, and a new dict: another thread may be looking for an address
+                self._networks = {**self._networks, key: {}}
                 self._lengths[network.version] = sorted([*self._lengths[network.version], network.prefixlen])[::-1]
-            _keep_longest(self._networks.setdefault(key, {}), int(network.network_address), ban)
+            _keep_longest(self._networks[key], int(network.network_address), ban)
+
+    def _find(self, cidr: str) -> tuple[dict[Any, Ban], str | int]:
+        """Return where the ban of a network would be, and under which key."""
+        address, _, length = cidr.partition("/")
+        if length == ("128" if ":" in address else "32"):
+            return self._by_text, address
+        network = _network_of(cidr)
+        return self._networks.get((network.version, network.prefixlen), {}), int(network.network_address)
+
+    def get(self, cidr: str) -> Ban | None:
+        kept, key = self._find(cidr)
+        return kept.get(key)
+
+    def put(self, cidr: str, ban: Ban | None) -> None:
+        """Have `ban`, of the network, in place of what is there; None: nothing. One thread, while others ask."""
+        kept, key = self._find(cidr)
+        if ban is None:
+            kept.pop(key, None)
+        elif key in kept:  # at no moment is there none
+            kept[key] = ban
+        else:
+            self.add(ban)
 
     def match(self, address: str, now_utc: float) -> Ban | None:
         """Return the narrowest that `address` lies in and that counts at `now_utc`."""
@@ -215,7 +238,7 @@ class _Networks:
 
 
 class BanList:
-    """Networks that are kept out or limited; immutable, so any thread may ask it.
+    """Networks that are kept out or limited; any thread may ask it, and only `replaced` changes one.
 
     Args:
         bans: of several for one network and action, the one that expires last counts.
@@ -250,6 +273,25 @@ class BanList:
     def bans(self) -> list[Ban]:
         """All of them: bans before limits, single addresses before networks."""
         return [ban for networks in self._by_action.values() for ban in networks]
+
+    def get(self, cidr: str, action: BanAction) -> Ban | None:
+        """Return what the list has for exactly this network, in its canonical form."""
+        return self._by_action[action].get(cidr)
+
+    def replaced(self, cidr: str, bans: Iterable[Ban]) -> BanList:
+        """Return the list with `bans`, all of them of one network, in place of what this one has for it.
+
+        All else is not copied but shared: it costs the same however long the list is, and this list has them too from
+        then on. A new object all the same, by which is seen that the list has changed.
+        """
+        new = BanList()
+        new._by_action = self._by_action
+        kept: dict[str, Ban] = {}
+        for ban in bans:
+            _keep_longest(kept, ban.action.value, ban)
+        for action, networks in self._by_action.items():
+            networks.put(cidr, kept.get(action.value))
+        return new
 
     @classmethod
     def parse(cls, text: str, where: str = "the ban list", rest: Callable[[], None] | None = None) -> BanList:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from flowctl.core.server.bans import MOST_BANS, NO_BANS, Ban, BanList, merge_bans, utc_text
+from flowctl.core.server.bans import MOST_BANS, NO_BANS, Ban, BanAction, BanList, merge_bans, utc_text
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.live.bans.words import Stamp, Word, WordKind, WordPlace, Words
 
@@ -63,6 +63,7 @@ class BanBook:
         self._apart_s = wall() - steady()  # how far the two clocks are apart
         self._set_back_s = 0.0  # by how much the clock was set back while the server was not running
         self._of_file = NO_BANS
+        self._list: BanList | None = None  # in force, but for what `words.changed` names. None: it is made anew.
         self._handed_over: frozenset[WordPlace] = frozenset()  # what a store has that was let go of
         self._let_go: BanStore | None = None  # that one
         self._written_at = steady()  # when the store was written last, or tried
@@ -88,16 +89,32 @@ class BanBook:
     # -- what is in force
 
     def in_force(self) -> BanList:
-        now = self._wall()
+        """Return the list; O(networks of which something was said since the last time), if nothing else has changed.
+
+        Lists that were returned before have these changes too, from then on. Bans that have ended go by `follow_clock`.
+        """
+        now, changed = self._wall(), self.words.changed
+        self.words.changed = set()
+        if self._list is not None and changed is not None:
+            for cidr in changed - {""}:
+                self._list = self._list.replaced(cidr, self._in_force_of(cidr, now))
+            if len(self._list) <= MOST_BANS:
+                return self._list
         words_in_force = [word.ban for word in self.words if word.ban is not None and word.ban.lasts(now)]
         file = [ban for ban in self._of_file.bans if not self._is_lifted(ban)]
-        if not words_in_force and len(file) == len(self._of_file):
-            return self._of_file
-        return BanList([*words_in_force, *file][:MOST_BANS])
+        self._list = BanList([*words_in_force, *file][:MOST_BANS])
+        return self._list
+
+    def _in_force_of(self, cidr: str, now: float) -> list[Ban]:
+        """Return what is said of a network, and what the file says."""
+        words = sorted(self.words.of(cidr), key=lambda word: word.stamp)
+        said = [word.ban for word in words if word.ban is not None and word.ban.lasts(now)]
+        file = [self._of_file.get(cidr, action) for action in BanAction]
+        return said + [ban for ban in file if ban is not None and not self._is_lifted(ban)]
 
     def replace_file_bans(self, bans: BanList) -> int:
         """Replace the bans of the ban file; return how many of the new ones commands have lifted."""
-        self._of_file = bans
+        self._of_file, self._list = bans, None
         return sum(map(self._is_lifted, bans.bans))
 
     def _is_lifted(self, ban: Ban) -> bool:
@@ -122,7 +139,10 @@ class BanBook:
             joined = merge_bans(there, [ban], 0.0)[0] if there else ban
             words.append(Word.of_ban(joined, self.words.next_stamp(now)))
         if len(self.words) + len(self._of_file) + len(words) > MOST_BANS:  # they may be, and then it raises
-            BanList([*self.in_force().bans, *(word.ban for word in words if word.ban is not None)])
+            listed = self.in_force()
+            new = [ban for ban in (word.ban for word in words) if ban and listed.get(ban.cidr, ban.action) is None]
+            if len(listed) + len(new) > MOST_BANS:
+                raise ConfigError(f"there are more than {MOST_BANS} bans", hint="ban networks instead of addresses")
         return self._spread_words(words)
 
     def lift(self, cidr: str, there: Iterable[Ban], source: str) -> tuple[list[Ban], Word]:
@@ -170,6 +190,7 @@ class BanBook:
         step_s, self._apart_s = apart_s - self._apart_s, apart_s
         was_set = abs(step_s) >= STEP_S
         if was_set:
+            self._list = None
             _log.warning(
                 "the clock was set, bans of commands and penalties last as long as they were to",
                 by_s=round(step_s, 1),
@@ -264,15 +285,17 @@ class BanBook:
 
     def _write(self, store: BanStore, changed: Mapping[WordPlace, Word | None], *, anew: bool = False) -> None:
         """Write to the store, in a new file where its own is damaged or another; raises as it does."""
-        everything = {word.place: word for word in self.words} | dict(changed)
         try:
-            store.write(everything if anew else changed, self._wall(), anew=anew)
+            store.write(self._everything(changed) if anew else changed, self._wall(), anew=anew)
         except OSError as error:
             if error.errno != errno.EUCLEAN:
                 raise
             store.mend()
-            store.write(everything, self._wall(), anew=True)
+            store.write(self._everything(changed), self._wall(), anew=True)
         self.words.touched.clear()
+
+    def _everything(self, changed: Mapping[WordPlace, Word | None]) -> dict[WordPlace, Word | None]:
+        return {word.place: word for word in self.words} | dict(changed)
 
 
 def _ends_s(ban: Ban) -> float:

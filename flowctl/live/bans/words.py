@@ -166,6 +166,8 @@ class Words:
         self.sums: Final = [0] * BUCKETS  # one number per bucket; servers whose sums are equal hold the same words
         # what was entered, and taken out (None), since it was stored last; the store's owner clears it
         self.touched: Final[dict[WordPlace, Word | None]] = {}
+        # networks of which words were entered or taken out, for its owner to clear; None: not known, too many
+        self.changed: set[str] | None = None
         self._most: Final = most
         self._words: Final[dict[WordPlace, Word]] = {}
         self._of_network: Final[dict[str, set[WordPlace]]] = {}
@@ -251,6 +253,7 @@ class Words:
         if place in self._words:
             self._drop(place)
         self._words[place] = self.touched[place] = word
+        self._note_change(word.key)
         self._next_end_s = min(self._next_end_s, word.kept_until_s)
         self._of_network.setdefault(word.key, set()).add(place)
         self._count(place, word)
@@ -258,10 +261,17 @@ class Words:
     def _drop(self, place: WordPlace) -> None:
         word = self._words.pop(place)
         self.touched[place] = None
+        self._note_change(word.key)
         self._of_network[word.key].discard(place)
         if not self._of_network[word.key]:
             del self._of_network[word.key]
         self._count(place, word)
+
+    def _note_change(self, key: str) -> None:
+        if self.changed is not None:
+            self.changed.add(key)
+            if len(self.changed) > self._most:
+                self.changed = None
 
     def _count(self, place: WordPlace, word: Word) -> None:
         number = self.number_of(place)

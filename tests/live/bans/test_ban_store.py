@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -49,6 +50,26 @@ def fill(store):
     """Have no more room on the disk; SQLite meets its own limit as it meets that of a disk."""
     pages = store._database.execute("PRAGMA page_count").fetchone()[0]
     store._database.execute(f"PRAGMA max_page_count = {pages}")
+
+
+def steps_of(act):
+    """Return how many calls are made, of Python and of C, and how many lines are run."""
+    count = 0
+
+    def traced(*_):
+        nonlocal count
+        count += 1
+        return traced
+
+    before = sys.getprofile(), sys.gettrace()
+    sys.setprofile(lambda *_: traced() and None)
+    sys.settrace(traced)
+    try:
+        act()
+    finally:
+        sys.settrace(before[1])
+        sys.setprofile(before[0])
+    return count
 
 
 MANY = [Ban(cidr=f"10.0.{n >> 8}.{n & 255}/32", expires=None, reason="x" * 100) for n in range(2000)]
@@ -364,6 +385,7 @@ def test_book_when_the_clock_is_set_has_bans_last_as_long_as_they_were_to(set_by
     clocks.steady_s += 2999
     assert len(book.in_force()) == 2
     clocks.steady_s += 2
+    book.follow_clock()
     assert book.in_force().bans == [TWO]
 
 
@@ -463,3 +485,54 @@ def test_unban_when_the_file_names_the_network_holds_until_the_file_says_somethi
     book.ban([HOUR])
     assert len(book.in_force()) == 1
     book.close()
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "memory"])
+def test_ban_when_there_are_ten_times_as_many_takes_as_many_steps(path, stored):
+    """Beside bans of commands, a store and a file: of a network that the file names too, and of two that are new."""
+    steps = []
+    for many in (200, 2000):
+        book = BanBook(BanStore(path.with_name(f"{many}")) if stored else None)
+        book.ban(MANY[:many])
+        file = [dataclasses.replace(ban, cidr=ban.cidr.replace("10.0.", "198.18.")) for ban in MANY[:many]]
+        book.replace_file_bans(BanList(file))
+        book.ban([dataclasses.replace(HOUR, expires=None)])
+        book.in_force()
+        steps.append([])
+        for cidr in ("172.16.0.1/32", "192.0.2.0/24", "198.18.0.1/32"):
+            ban = Ban(cidr=cidr, expires=None)
+            steps[-1].append(steps_of(lambda ban=ban, book=book: (book.ban([ban]), book.in_force())))
+            assert book.in_force().get(cidr, BanAction.BAN) == ban
+        assert len(book.in_force()) == 2 * many + 3
+        book.close()
+    assert steps[0] == steps[1]
+
+
+def test_list_in_force_when_changed_step_by_step_is_as_if_made_anew():
+    """By bans, limits and liftings here and elsewhere, of networks that a file names, and by bans that end."""
+    rng, clocks = random.Random(7), Clocks()
+    book = clocks.book()
+    networks = [f"10.0.0.{number}/32" for number in range(4)] + ["10.0.0.0/30", "2001:db8::/48"]
+    for step in range(400):
+        clocks.steady_s += rng.choice((0, 1, 40))
+        book.follow_clock()
+        now, cidr = clocks.wall(), rng.choice(networks)
+        ends = rng.choice((None, datetime.fromtimestamp(int(now) + rng.randrange(2, 300), UTC)))
+        ban = Ban(cidr=cidr, expires=ends, action=rng.choice(list(BanAction)))
+        stamp = Stamp(int(now * 1000), step, rng.choice("ab"))
+        match rng.randrange(6):
+            case 0 | 1:
+                book.ban([ban])
+            case 2:
+                book.merge([Word.of_ban(ban, stamp)])
+            case 3:
+                book.merge([Word.lifting(cidr, now + 500, "", stamp)])
+            case 4:
+                book.replace_file_bans(BanList([ban, *book._of_file.bans[:3]]))
+            case _:
+                if here := [item for item in book.in_force().bans if item.lasts(now)]:
+                    book.lift(rng.choice(here).cidr, here, "")
+        made_anew = clocks.book()
+        made_anew.merge(book.words)
+        made_anew.replace_file_bans(book._of_file)
+        assert book.in_force() == made_anew.in_force()
