@@ -171,3 +171,15 @@ def test_key_when_it_is_for_edges_is_one_to_play_and_not_to_publish(keys):
     everything = f"{hash_key('k' * 20)}"
     Path(keys.access.keys.path).write_text(everything)
     assert not read_keys(Path(keys.access.keys.path)).allows(["k" * 20], "edge", "live/room")
+
+
+def test_origin_when_its_port_is_probed_has_one_line(house):
+    """A connection that says nothing is no edge's: a balancer looks whether the port is open."""
+    origin = house.origin()
+    host, port = origin.origin.offers.rsplit(":", 1)
+    with capture_logs() as lines:
+        for _ in range(10):
+            socket.create_connection((host, int(port)), 10).close()
+        listener = origin.origin._listener
+        until(lambda: sum(listener.closed_by_reason.values()) == 10 and not origin.origin._offering.edges, "their end")
+    assert [line["event"] for line in lines if line["event"].startswith("edge ")] == ["edge gone"]
