@@ -32,6 +32,8 @@ SERVICE_FOLDER: Final = Path("/run/flowctl/flowctl")
 folders of other users are theirs, and what listens there could be anything."""
 _ELSEWHERE: Final = "set XDG_RUNTIME_DIR to a folder of your own, or name a socket with --control ipc:///path"
 
+_TO_CALL: Final = "set XDG_RUNTIME_DIR to a folder of your own, or name the server with --server ADDRESS"
+
 
 class NotFoundError(FlowctlError):
     """No server, or more than one, is there to be spoken to."""
@@ -122,8 +124,17 @@ def server_answers(path: Path) -> bool:
 
 
 def servers_here() -> list[Path]:
-    """Return the sockets of this user's servers that answer, by name; root finds that of the service too."""
+    """Return the sockets of this user's servers that answer, by name; root finds that of the service too.
+
+    Who calls, root above all, gives secrets away: what listens in a folder that another user could have made could be
+    anything, so it is not looked into.
+    """
     folders = [runtime_folder()]
+    if os.path.lexists(folders[0]):
+        try:
+            check_private(folders[0])
+        except ConfigError as error:
+            raise ConfigError(f"no server is looked for: {error}", hint=_TO_CALL) from error
     if os.geteuid() == 0 and SERVICE_FOLDER not in folders:
         folders.append(SERVICE_FOLDER)
     paths = []

@@ -66,6 +66,18 @@ def test_folder_when_it_is_another_users_is_refused(runtime, monkeypatch):
         place.make_way(path)
 
 
+def test_server_when_it_listens_in_a_folder_of_another_user_is_not_spoken_to(runtime, monkeypatch):
+    path = place.usual_socket("x", 1)
+    with listening(path):
+        assert place.find_server(None) == f"ipc://{path}"
+        uid = os.geteuid()
+        monkeypatch.setattr(place, "runtime_folder", lambda: path.parent)
+        monkeypatch.setattr(place.os, "geteuid", lambda: uid + 1)
+        with pytest.raises(ConfigError, match=r"no server is looked for: the folder .* belongs to") as caught:
+            place.find_server(None)
+    assert "--server ADDRESS" in caught.value.hint
+
+
 def test_socket_when_left_by_a_server_that_died_makes_way(runtime):
     path = place.usual_socket("x", 1)
     listening(path).close()
