@@ -204,7 +204,7 @@ def check_command(document: str, command: str) -> None:
     elif program.startswith("python"):
         assert arguments[0] in {"-m", "-X"} or (ROOT / arguments[0]).exists()
     else:
-        assert program in {"git", "cd", "pip", "nc", "curl", "ffmpeg", "ffplay"}, f"{document}: {command}"
+        assert program in {"git", "cd", "kill", "pip", "nc", "curl", "ffmpeg", "ffplay"}, f"{document}: {command}"
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import re
+import shlex
 import sys
 import tomllib
 
@@ -138,9 +139,9 @@ WITH_CHAPTERS = [path for path in generate_docs.DOCUMENTS if any(chapters(path.r
 @pytest.mark.parametrize("path", WITH_CHAPTERS, ids=lambda path: path.name)
 def test_commands_when_behind_an_installation_in_a_document_need_no_more_than_it_installs(path):
     needed = command_extras()
-    for extras, commands in chapters(path.read_text("utf-8")):
+    for extras, blocks in chapters(path.read_text("utf-8")):
         have = installs(extras)
-        for words in commands:
+        for words in (shlex.split(line, comments=True) for line in "".join(blocks).replace("\\\n", "").splitlines()):
             lacking = installs(needed[words[1]]) - have if words[0] == "flowctl" and words[1] in needed else set()
             lacking |= {"pyarrow"} - have if {"--events", "--parquet"} & set(words) else set()
             lacking |= {"fastapi"} - have if {"--admin", "--dashboard"} & set(words) else set()
