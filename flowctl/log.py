@@ -236,7 +236,7 @@ def configure(
         structlog.stdlib.add_logger_name,
         structlog.stdlib.ExtraAdder(),
         *([] if fields is None else [partial(_with_fields, dict(fields))]),
-        structlog.processors.TimeStamper(fmt="iso", utc=json),
+        structlog.processors.TimeStamper(fmt="iso"),
         structlog.processors.StackInfoRenderer(),
         # Tracebacks become text before masking: an exception's message may hold an address.
         structlog.processors.format_exc_info,

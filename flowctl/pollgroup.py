@@ -321,7 +321,7 @@ class PollGroup:
         if over:
             event = "most viewers go on" if count else "the viewers that had stopped are gone"
         else:
-            at = time.strftime("%H:%M:%S", time.localtime(time.time() - lasted_s))
+            at = time.strftime("%H:%M:%SZ", time.gmtime(time.time() - lasted_s))
             event = f"most viewers stopped at {at}: a shared line"
         _log.warning(event, stopped=count, viewers=served, lasted_s=round(lasted_s, 1), thread=self.name)
 

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 ANSWERS: Final = {
     "sessions": "{sessions}, {open} of them open; {in_trouble} in trouble, by cause: {causes}",
     "experience": "{viewers}, {peak_viewers} at once; of {attempts} {start_failures} failed to start, "
-    "{exits_before_start} left before; first frame {first_frame_p50_ms}, delay p95 {delay_p95_ms}, {picture_share} of "
-    "the pictures that were published while they were there, {cut_slow} cut for being slow",
+    "{exits_before_start} left before; first frame sent {first_frame_p50_ms} after it was asked for, delay p95 "
+    "{delay_p95_ms}, {picture_share} of the pictures that were published while they were there, {cut_slow} cut for "
+    "being slow",
     "fleet": "{minutes} of streams on nodes, {networks}",
     "abuse": "{bans} to be banned and {limits} to be limited",
     "whatif": "{choices} tried on {viewers}; recommended:\n  {recommended}\n  {why}",

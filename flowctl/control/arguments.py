@@ -44,6 +44,7 @@ class Argument:
     default: Any = None
     required: bool = False
     first: bool = False  # whether it may stand on a command line without its name
+    hidden: bool = False  # whether programs give it, and the help of a command leaves it out
 
 
 def read_arguments(operation: str, arguments: Sequence[Argument], given: Mapping[str, object]) -> dict[str, Any]:

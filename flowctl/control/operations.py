@@ -103,7 +103,9 @@ Effect: TypeAlias = Callable[[Operation, Mapping[str, Any]], dict[str, Any]]
 _CONNECTION: Final = number(1, 2**63 - 1)
 _FITS: Final = "Streams whose app/stream fits; * and ? stand for any."
 _REVERSE: Final = Argument(name="reverse", kind=FLAG, what="The other way round.", default=False)
-_ORIGIN: Final = Argument(name="origin", kind=text(most=100), what="Who asks, for the log and the changes.", default="")
+_ORIGIN: Final = Argument(
+    name="origin", kind=text(most=100), what="Who asks, for the log and the changes.", default="", hidden=True
+)
 _PAGE: Final = (
     Argument(name="limit", kind=number(1, MOST_PAGE), what=f"Most of each list, up to {MOST_PAGE}.", default=50),
     Argument(name="offset", kind=number(0, 10**9), what="How many of each list to pass over.", default=0),
@@ -287,6 +289,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
                 kind=text(),
                 what="Socket at which the server that takes its place waits, of serve --replace.",
                 default="",
+                hidden=True,
             ),
             _ORIGIN,
         ),

@@ -81,3 +81,9 @@ def test_completion_when_asked_for_is_a_script():
     status, output, _ = run("--show-completion", env={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
     assert "--show-completion" in run("--help")[1]
     assert status in {0, 2}, output
+
+
+def test_help_of_drain_leaves_out_what_only_programs_give():
+    _, output, _ = run("drain", "--help")
+    assert "--within" in output
+    assert not {"--successor", "--origin"} & set(output.split())

@@ -21,16 +21,44 @@ VIEWER = {
 }
 
 
-@pytest.mark.parametrize("columns", [40, 80, 100, 300])
-def test_table_when_wider_than_the_terminal_has_its_last_columns_under_the_row(columns, monkeypatch, capsys):
+def test_table_when_wider_than_the_terminal_has_its_last_columns_under_the_row(monkeypatch, capsys):
+    """Events differ in what they have: all of it is shown."""
+    monkeypatch.setenv("COLUMNS", "40")
+    show({"events": [{"what": "publish", "peer": "x" * 25}, {"what": "close", "peer": "y", "reason": "idle"}]})
+    assert capsys.readouterr().out.splitlines()[2:] == [f"  publish  {'x' * 25}", "  close    y", "      reason idle"]
+
+
+@pytest.mark.parametrize("columns", [80, 100, 300])
+@pytest.mark.parametrize("name", ["viewers", "connections"])
+def test_connections_when_listed_have_a_line_each_that_fits(name, columns, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(columns))
-    show({"viewers": [VIEWER, VIEWER | {"connection": 4}]})
-    shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines())) <= columns
-    words = " ".join(shown.split())
-    for text in ("713 ms", "10%", "23.4 KiB", "338", "6.5 s", "LNX 9,0,124,2 flowctl play", "takes less than it is"):
-        assert words.count(text) >= 2
-    assert ("agent LNX" in words) is (columns < 300)
+    slow = VIEWER | {"peer": "192.0.2.1:56954", "why": "SOFT_LIMIT for 2 s; queued: 2 MiB; " + VIEWER["why"]}
+    show({name: [slow, slow | {"connection": 4, "role": "publisher", "state": "READY"}]})
+    title, head, first, second, more = capsys.readouterr().out.splitlines()
+    assert max(map(len, (head, first, second, more))) <= columns
+    assert head.split() == ["conn", "peer", "stream", "state", "delay", "pict", "queue", "drops", "why"]
+    conn, peer, _stream, state, *figures = first.split()  # a long name is cut, so that why has room
+    assert (conn, peer, state) == ("3", "192.0.2.1:56954", "SOFT")
+    assert figures[:6] == ["700", "ms", "10%", "23.4", "KiB", "338"]
+    assert figures[6:]
+    assert second.split()[-1] == "publishes"
+    assert (title, more.strip()) == (f"{name}:", "flowctl connections NUMBER shows all of one")
+
+
+def test_streams_when_listed_have_a_line_each_that_fits(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    row = {"stream": "live/room", "publisher": "192.0.2.1:50000", "connection": 3, "media": "video avc1, audio mp4a"}
+    row |= {"viewers": 2, "slow": 1, "in_bytes": 1, "in_messages": 9, "in_frames": 9, "sent_bytes": 1, "renditions": []}
+    show({"streams": [row]})
+    _, head, line = capsys.readouterr().out.splitlines()
+    assert head.split() == ["stream", "connection", "viewers", "slow", "in", "media", "sent"]
+    assert max(len(head), len(line)) <= 80
+
+
+def test_ban_when_it_has_no_end_never_expires(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    show({"bans": [{"cidr": "192.0.2.1/32", "expires": None}]})
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["192.0.2.1/32", "never"]
 
 
 def test_streams_when_one_is_a_set_have_each_rendition_under_its_row(monkeypatch, capsys):

@@ -15,7 +15,7 @@ from flowctl.wire.media.synthetic import SyntheticSource
 
 LATE = (
     "OVERLOADED for 3.1 s; queued: 2.1 MiB, limit 2.0 MiB; queued 2 MiB in 900 messages, oldest 3.4 s; "
-    "the kernel has taken nothing for 3 s; to blame: peer's line"
+    "it has taken nothing for 3 s; to blame: peer's line"
 )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -33,7 +35,11 @@ Key = Annotated[
 ]
 Timeout = Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for the answer.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write the answer as one JSON object.")]
+Follow = Annotated[bool, typer.Option("--follow", help="Go on with what happens, until Ctrl-C.")]
 _SHARED: Final = {"server": (Server, None), "key": (Key, None), "timeout": (Timeout, "15s"), "as_json": (AsJson, False)}
+
+_FOLLOW_S: Final = 1.0
+"""Between two looks for events, where the last one found none."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -51,10 +57,10 @@ def add_operation(app: typer.Typer, name: str, operation: Operation) -> None:
 def _command(operation: Operation) -> Callable[..., None]:
     """Return the command of an operation; typer makes its options of the signature."""
 
-    def command(**values: Any) -> None:
+    def command(*, follow: bool = False, **values: Any) -> None:
         shared = {name: values.pop(name) for name in _SHARED}
         given = {name: value for name, value in values.items() if value is not None}
-        _run(operation, given, **shared)
+        _run(operation, given, follow=follow, **shared)
 
     made: Any = command  # its signature is what typer looks at
     parameters = [_parameter(argument) for argument in sorted(operation.arguments, key=lambda item: not item.first)]
@@ -62,6 +68,8 @@ def _command(operation: Operation) -> Callable[..., None]:
     parameters += [
         inspect.Parameter(name, keyword, default=default, annotation=hint) for name, (hint, default) in _SHARED.items()
     ]
+    if operation.name == "events":
+        parameters.append(inspect.Parameter("follow", keyword, default=False, annotation=Follow))
     made.__annotations__ = {item.name: item.annotation for item in parameters}
     made.__signature__ = inspect.Signature(parameters)
     return command
@@ -78,7 +86,8 @@ def _parameter(argument: Argument) -> inspect.Parameter:
         hint = Annotated[bool | None, typer.Option(help=argument.what, show_default=False)]
     else:
         text = argument.what + (f" [default: {_default(argument)}]" if shown is not None else "")
-        hint = Annotated[str | None, typer.Option(metavar=argument.kind.word, help=text, show_default=False)]
+        option = typer.Option(metavar=argument.kind.word, help=text, show_default=False, hidden=argument.hidden)
+        hint = Annotated[str | None, option]
     if argument.required:
         hint = Annotated[str, hint.__metadata__[0]]
         return inspect.Parameter(argument.name, inspect.Parameter.KEYWORD_ONLY, annotation=hint)
@@ -101,26 +110,69 @@ def _run(
     key: Path | None,
     timeout: str,
     as_json: bool,
+    follow: bool,
 ) -> None:
     read_arguments(operation.name, operation.arguments, given)  # what is wrong is told without a server
-    from flowctl.cli.control.showing import show
-    from flowctl.control.client import MOST_ERROR_CHARS, call_operation
+    from flowctl.control.client import call_operation
     from flowctl.control.place import find_server
 
     seconds, keys = timeout_of(timeout), keys_of(key)
     with terminable():
-        result = call_operation(find_server(server), operation.name, given, keys=keys, timeout_s=seconds)
+        address = find_server(server)
+
+        def call(**more: object) -> dict[str, Any]:
+            return call_operation(address, operation.name, {**given, **more}, keys=keys, timeout_s=seconds)
+
+        result = call()
+        if not follow:
+            _show(result, as_json=as_json)
+            return
+        with contextlib.suppress(KeyboardInterrupt):
+            _follow(result, call, as_json=as_json)
+
+
+def _show(result: Mapping[str, Any], *, as_json: bool) -> None:
+    from flowctl.cli.control.showing import show
+    from flowctl.control.client import MOST_ERROR_CHARS
+
     if as_json:
         print_json(result)
     else:
         show(result)
-    if warning := result.get("warning"):
-        say(f"warning: {foreign(warning, MOST_ERROR_CHARS)}", to_stderr=True)
+    _warn(result.get("warning"))
     faults = result.get("faults")
     for fault in faults if isinstance(faults, list) else ():
         complain(foreign(fault, MOST_ERROR_CHARS))
     if faults:
         raise typer.Exit(FAILED)
+
+
+def _warn(warning: object) -> None:
+    from flowctl.control.client import MOST_ERROR_CHARS
+
+    if warning:
+        say(f"warning: {foreign(warning, MOST_ERROR_CHARS)}", to_stderr=True)
+
+
+def _follow(result: Mapping[str, Any], call: Callable[..., Mapping[str, Any]], *, as_json: bool) -> None:
+    """Write events as they come: a line of JSON each, or rows of one table."""
+    from flowctl.cli.control.showing import show_rows
+
+    heads = True
+    while True:
+        rows = result["events"]
+        if as_json:
+            for row in rows:
+                print_json(row)
+        elif rows:
+            show_rows(rows, heads=heads)
+            heads = False
+        _warn(result.get("warning"))
+        if lost := result["lost"]:
+            _warn(f"{lost} events were gone before they could be read")
+        if not rows:
+            time.sleep(_FOLLOW_S)
+        result = call(since=result["cursor"])
 
 
 def timeout_of(text: str) -> float:

@@ -9,12 +9,16 @@ from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any, Final
 
+from flowctl.cli.control.rowlines import connection_lines
 from flowctl.core.text.output import say
 from flowctl.core.text.printable import printable
 from flowctl.units import format_bit_rate, format_duration, format_size
 
 _OWN_LINE: Final = frozenset({"why", "detail", "what it does"})
 """Columns of tables that are sentences: they stand under their row."""
+_OF_CONNECTIONS: Final = frozenset({"connection", "state", "delay_ms", "pictures", "queued_bytes", "dropped", "why"})
+_OF_STREAMS: Final = ("stream", "connection", "viewers", "slow", "in_bytes", "media", "sent_bytes", "publisher")
+"""What is shown of a connection and of a stream; what else they have is in ``--json``, or in the answer about one."""
 _SILENT: Final = frozenset({"faults", "warning", "found", "cursor", "lost"})
 """Parts of an answer that are not shown in it: they go to standard error, or are for programs (``--json``)."""
 
@@ -57,6 +61,11 @@ def show(result: Mapping[str, Any]) -> None:
         say(line)
 
 
+def show_rows(rows: Sequence[Mapping[str, Any]], *, heads: bool) -> None:
+    """Write rows of a table that goes on, with its heads or without."""
+    _table(rows, "", heads=heads)
+
+
 def _pages(counts: Mapping[str, int]) -> Iterator[str]:
     """Yield which rows of a long list were shown, where those were not all."""
     first, most = counts.get("offset", 0), counts.get("limit", 0)
@@ -86,7 +95,7 @@ def _lines(values: Mapping[str, Any], indent: str) -> None:
         )
 
 
-def _table(rows: Sequence[Mapping[str, Any]], indent: str) -> None:
+def _table(rows: Sequence[Mapping[str, Any]], indent: str, *, heads: bool = True) -> None:
     """Write rows under their heads; sentences, and columns that do not fit beside the others, stand under their row.
 
     Under a row stands only what says something: no zero, and no sentence about a peer that keeps up. So does each item
@@ -95,19 +104,27 @@ def _table(rows: Sequence[Mapping[str, Any]], indent: str) -> None:
     if not rows:
         return
     room = max(40, shutil.get_terminal_size().columns)
+    if rows[0].keys() >= _OF_CONNECTIONS:
+        for text in [*connection_lines(rows, room - len(indent)), "flowctl connections NUMBER shows all of one"]:
+            say(indent + text)
+        return
     objects = {name for row in rows for name, value in row.items() if _nested(value)} - {"detail"}
-    names = [name for name in rows[0] if name not in _OWN_LINE | objects]
+    every = dict.fromkeys(name for row in rows for name in row)  # events differ in what they have
+    names = [name for name in every if name not in _OWN_LINE | objects]
+    if streams := "viewers" in rows[0] and "renditions" in objects:
+        names = [name for name in _OF_STREAMS if name in rows[0]]
     cells = [[_text(name, row.get(name)) for name in names] for row in rows]
     widths = [max(len(_word(name)), *(len(line[at]) for line in cells)) for at, name in enumerate(names)]
     ends = accumulate(widths, lambda end, width: end + 2 + width, initial=len(indent) - 2)
     fits = max(1, sum(end <= room for end in ends) - 1)
-    names, further = names[:fits], names[fits:]
+    names, further = names[:fits], () if streams else names[fits:]
     right = [all(isinstance(row.get(name), int | float) for row in rows) for name in names]
-    heads = (
+    titles = (
         _word(name).rjust(width) if is_right else _word(name).ljust(width)
         for name, width, is_right in zip(names, widths[:fits], right, strict=True)
     )
-    say((indent + "  ".join(heads)).rstrip())
+    if heads:
+        say((indent + "  ".join(titles)).rstrip())
     deeper = indent + "    "
     for row, line in zip(rows, cells, strict=True):
         shown = (
@@ -115,7 +132,7 @@ def _table(rows: Sequence[Mapping[str, Any]], indent: str) -> None:
             for cell, width, is_right in zip(line[:fits], widths[:fits], right, strict=True)
         )
         say((indent + "  ".join(shown)).rstrip())
-        told = (f"{_word(name)} {cell}" for name, cell in zip(further, line[fits:], strict=True) if row.get(name))
+        told = (f"{_word(name)} {cell}" for name, cell in zip(further, line[fits:], strict=False) if row.get(name))
         items = (item for name in row if name in objects and _is_table(row[name]) for item in row[name])
         under = [", ".join(told)]
         under += [", ".join(f"{_word(key)} {_text(key, cell)}" for key, cell in item.items() if cell) for item in items]
@@ -141,7 +158,7 @@ def _word(name: str) -> str:
 
 def _text(name: str, value: Any) -> str:
     if value is None:
-        return "-"
+        return "never" if name == "expires" else "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):

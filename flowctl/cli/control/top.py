@@ -13,19 +13,15 @@ from typing import Annotated, Any, Final
 import typer
 
 from flowctl.cli.control.operations import Key, Server, Timeout, keys_of, timeout_of
+from flowctl.cli.control.rowlines import connection_lines
 from flowctl.cli.errors import terminable
 from flowctl.control.together import CONNECTION_SORTS
 from flowctl.core.text.output import say
-from flowctl.core.text.printable import foreign, printable
-from flowctl.units import format_duration, format_size, parse_duration
+from flowctl.core.text.printable import foreign
+from flowctl.units import format_duration, parse_duration
 
 _STREAM_ROWS: Final = 5
 """Most streams that are shown; the rest of the screen is for connections."""
-_STATES: Final = {"READY": "ready", "OVERLOADED": "over", "SOFT_LIMIT": "SOFT", "HARD_LIMIT": "HARD"}
-_COLUMNS: Final = (("conn", 7), ("peer", 21), ("state", 5), ("delay", 7), ("pict", 4), ("queue", 8), ("drops", 6))
-
-_BLAMES: Final = {"peer's line": "link", "our loop": "loop", "publisher burst": "burst"}
-"""Short words for the cause of trouble, where there is little room."""
 
 
 def top(
@@ -96,7 +92,7 @@ def screen(figures: Mapping[str, Any], columns: int, rows: int) -> list[str]:
     closed = sum(server.get("closed", {}).values())
     lines = [
         (
-            f"flowctl top  {server.get('url', '')}  up {_duration(server.get('up_s', 0))}  "
+            f"flowctl top  {server.get('url', '')}  up {format_duration(server.get('up_s', 0))}  "
             f"busy {server.get('busy', 0):.0%}  connections {server['connections']}"
         ),
         f"accepted {server['accepted']}  closed {closed}  refused {sum(server.get('refused', {}).values())}  "
@@ -110,59 +106,12 @@ def screen(figures: Mapping[str, Any], columns: int, rows: int) -> list[str]:
             f"{foreign(row['stream'], 30):<30} {row['viewers']:>7} {states['READY']:>6} {states['OVERLOADED']:>5} "
             f"{states['SOFT_LIMIT']:>5} {states['HARD_LIMIT']:>5} {row['slow']:>5}"
         )
-    lines += ["", " ".join(f"{name:<{width}}" for name, width in _COLUMNS) + " why"]
-    room = max(1, rows - len(lines) - 1)
-    for row in connections[:room]:
-        cells = (
-            str(row["connection"]),
-            foreign(row["peer"], 21),
-            _STATES.get(row["state"], "?"),
-            _duration(row["delay_ms"] / 1000),
-            f"{row['pictures']:.0%}",
-            _size(row["queued_bytes"]),
-            str(row["dropped"]),
-        )
-        line = " ".join(f"{cell:<{width}.{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
-        lines.append(f"{line} {_why_of(row, columns - len(line) - 1)}")
+    room = max(1, rows - len(lines) - 3)
+    lines += ["", *connection_lines(connections[:room], columns, widest=True)]
     hidden = figures["found"]["connections"] - min(room, len(connections))
     if hidden > 0:
         lines.append(f"and {hidden} more")
     return [line[:columns] for line in lines[:rows]]
-
-
-def _why_of(row: Mapping[str, Any], columns: int) -> str:
-    """Return what matters of a connection: of one that keeps up in a rendition of a set, which, and why that one."""
-    if row["state"] == "READY" and row.get("rendition"):
-        name = foreign(row["rendition"], 20)
-        text = printable(f"{name}: {row['renditions']['why']}")
-        return text if len(text) <= columns else name
-    return _why(printable(str(row["why"])), columns)
-
-
-def _why(text: str, columns: int) -> str:
-    """Return as much of a connection's `why` as fits: the blame and the first reason first.
-
-    Its state, which stands first in it, has a column of its own.
-    """
-    _, *reasons = text.split("; ")
-    if len(text) <= columns or not reasons:
-        return text
-    blames = [item.removeprefix("to blame: ") for item in reasons if item.startswith("to blame: ")]
-    others = [item for item in reasons if not item.startswith("to blame: ")] or [""]
-    lead = f"{_BLAMES.get(blames[0], blames[0])}: " if blames else ""
-    axis = others[0].rpartition(": ")[2]  # "queued: 9 B, limit 8 B": what was done, and which axis did it
-    for reason in ("; ".join(others), others[0], axis, axis.partition(",")[0], axis.partition(" in ")[0]):
-        if len(lead + reason) <= columns:
-            return lead + reason
-    return lead.rstrip(": ") or axis.partition(" ")[0]  # half a figure would be a wrong one
-
-
-def _duration(seconds: float) -> str:
-    return format_duration(round(seconds, 1))
-
-
-def _size(size_bytes: float) -> str:
-    return format_size(size_bytes) if size_bytes else "-"
 
 
 def add_to(app: typer.Typer) -> None:

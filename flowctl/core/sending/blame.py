@@ -152,7 +152,7 @@ def explain(
     queue = f"queued {format_size(load.size_bytes)} in {format_count(load.messages, 'message')}"
     parts.append(f"{queue}, oldest {format_duration(load.age_ms / 1000)}" if load.messages else "nothing queued")
     if stalled_s:
-        parts.append(f"the kernel has taken nothing for {format_duration(stalled_s)}")
+        parts.append(f"it has taken nothing for {format_duration(stalled_s)}")
     if joining:
         parts.append("still taking the GOP cache")
     if waiting_for_key:

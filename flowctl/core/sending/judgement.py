@@ -61,7 +61,7 @@ class Clocks(NamedTuple):
         if now >= self.stuck_at:
             limit = settings.stuck_s
             stalled_s = now - self.stuck_at + limit
-            return CloseReason.STUCK, f"the kernel took nothing for {stalled_s:.1f} s, the limit is {limit:g} s"
+            return CloseReason.STUCK, f"it took nothing for {stalled_s:.1f} s, the limit is {limit:g} s"
         if now >= self.soft_at:
             limit = settings.soft_too_long_s
             soft_s = now - self.soft_at + limit

@@ -1076,7 +1076,7 @@ class Serving:
         """Skip what became old while the kernel took nothing, if that was for long; it takes something again."""
         limit_s = self._judgement.settings.return_after_s
         if limit_s and self._close_reason is None and (stalled_s := self._judgement.stalled_s(now)) >= limit_s:
-            self._return_locked(now, f"the kernel had taken nothing for {stalled_s:.1f} s")
+            self._return_locked(now, f"it had taken nothing for {stalled_s:.1f} s")
 
     def _return_locked(self, now: float, cause: str) -> None:
         """Go to the newest key frame of the followed log, if there is one ahead, and say what that brought."""

@@ -27,7 +27,7 @@ class SenderSettings:
     """Times and budgets of a Sender; 0 turns a time off.
 
     Args:
-        stuck_s: close when the kernel took nothing for this long while something is queued, or a log is followed.
+        stuck_s: close when the peer took nothing for this long while something is queued, or a log is followed.
         soft_too_long_s: close after this long at or above SOFT_LIMIT without a break.
         close_deadline_s: after `close_after_flush`, abort when this has passed. Turned off together with `stuck_s`, a
             peer that does not read is never closed.

@@ -489,7 +489,7 @@ def _hint(name: str, program: ServerProgram) -> str:
         return "networks are chosen by allow_publish, deny_publish, allow_play and deny_play; flowctl ban keeps one out"
     if name.startswith("log"):
         return "log_file names its file; --log-level stands before the command, and --log-json behind it"
-    near = difflib.get_close_matches(name, [item.name for item in settings_of(program)], 1, 0.7)
+    near = difflib.get_close_matches(name, [item.name for item in settings_of(program)], 1)
     listed = f"flowctl serve {program.name} --list-settings lists what there is"
     return f"did you mean {near[0]}? {listed}" if near else listed
 

@@ -345,7 +345,7 @@ FLOW_SAMPLES: Final = Table(
         Column("state", Kind.TEXT, "state at its end", nullable=False),
         Column("picture_share", Kind.REAL, "share of the pictures of the last 20 s that were sent, 0 to 1"),
         *_QUEUE,
-        Column("stalled_ms", Kind.REAL, "for how long the kernel has taken nothing while something waits, ms"),
+        Column("stalled_ms", Kind.REAL, "for how long the peer has taken nothing while something waits, ms"),
         Column("drain_bytes_per_s", Kind.REAL, "what the peer takes while there is always something; null: unknown"),
         Column("thread_busy", Kind.REAL, "share of the time in which the connection's thread was busy, 0 to 1"),
         Column("strained", Kind.FLAG, "whether the thread had no room, so that the peer may seem slow and not be"),

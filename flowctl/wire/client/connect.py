@@ -31,8 +31,8 @@ DEFAULT_TIMEOUT_S: Final = 5.0
 """Time to connect, for all addresses of the host together: a lost SYN is sent again after 1 and 3 s.
 The handshake of TLS has as long."""
 
-STARTING_S: Final = 10.0
-"""Time in which a server that was started on the line before comes to listen: 1 s, and several on a busy machine."""
+STARTING_S: Final = 15.0
+"""Time in which a server that was started on the line before comes to listen: 1 s, and 8 s on a busy machine."""
 _AGAIN_S: Final = 0.1
 _Found = TypeVar("_Found")
 _log: Final = structlog.get_logger("flowctl.connect")

@@ -294,4 +294,4 @@ def test_statistics_when_the_connection_has_ended_stand_still():
     assert talker.sender.statistics() == before
     assert before.longest_stall_s == pytest.approx(5.0)
     assert sum(before.time_in_states_s) == pytest.approx(5.0)
-    assert talker.sender.why().startswith("closed: stuck (the kernel took nothing for 5.0 s")
+    assert talker.sender.why().startswith("closed: stuck (it took nothing for 5.0 s")

@@ -113,7 +113,7 @@ TIMES = SenderSettings(stuck_s=15, soft_too_long_s=60, close_deadline_s=5)
 @pytest.mark.parametrize(
     ("clocks", "reason", "words"),
     [
-        (Clocks(stuck_at=100.0), CloseReason.STUCK, "the kernel took nothing for 15.5 s, the limit is 15 s"),
+        (Clocks(stuck_at=100.0), CloseReason.STUCK, "it took nothing for 15.5 s, the limit is 15 s"),
         (
             Clocks(soft_at=100.0),
             CloseReason.SOFT_TOO_LONG,
@@ -236,7 +236,7 @@ def test_explain_when_slow_has_axis_value_limit_since_when_and_blame():
     line = explain(blocked(load), load, 3.5, largest_bytes=100, stalled_s=2.5)
     assert line == (
         "HARD_LIMIT for 2.5 s; blocked: 2.0 KiB, limit 2.0 KiB; queued 2.0 KiB in 9 messages, oldest 4.5 s; "
-        "the kernel has taken nothing for 2.5 s; to blame: peer's line"
+        "it has taken nothing for 2.5 s; to blame: peer's line"
     )
 
 

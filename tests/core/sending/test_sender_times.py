@@ -55,7 +55,7 @@ def test_stuck_when_thinning_has_emptied_the_queue_closes_too():
     assert least == 0, "thinning has emptied the queue, or this shows nothing"
     assert viewer.host.closed == []
     assert viewer.sender.statistics().longest_stall_s == pytest.approx(14.6)
-    assert "the kernel has taken nothing for 1" in viewer.sender.why()
+    assert "it has taken nothing for 1" in viewer.sender.why()
     published.script("IA")
     group.run(1.0)
     ((reason, details),) = viewer.host.closed
@@ -385,7 +385,7 @@ def test_why_in_each_state_names_axis_value_limit_time_and_blame():
     viewer.say("X")
     viewer.group.run(2.0)
     assert viewer.sender.why().startswith("OVERLOADED for 2.0 s; blocked; queued 107 B in 1 message")
-    assert "oldest 2.0 s; the kernel has taken nothing for 2.0 s; to blame: peer's line" in viewer.sender.why()
+    assert "oldest 2.0 s; it has taken nothing for 2.0 s; to blame: peer's line" in viewer.sender.why()
     viewer.say("XX")
     assert "queued: 3 messages, limit 3 messages" in viewer.sender.why()
     assert viewer.sender.why().startswith("SOFT_LIMIT for 0")

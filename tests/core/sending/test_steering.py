@@ -84,7 +84,7 @@ def test_return_when_a_stall_ends_skips_to_the_newest_key_frame_and_says_what_it
     assert statistics.dropped[DropReason.RETURNED].total_messages == 5
     (entry,) = entries(viewer, LedgerKind.RETURN)
     assert entry.delay_removed_ms == pytest.approx(4000)
-    assert entry.why == "returned to live: 4.0 s of delay removed; the kernel had taken nothing for 4.0 s"
+    assert entry.why == "returned to live: 4.0 s of delay removed; it had taken nothing for 4.0 s"
     (drops,) = entries(viewer, LedgerKind.DROPS)
     assert drops.delay_removed_ms == pytest.approx(4000)
     assert "4.0 s of delay removed" in drops.why

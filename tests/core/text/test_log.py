@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -35,6 +36,14 @@ def test_json_line_when_fields_are_given():
         "peer": "192.0.2.1:5",
         "queued_bytes": 7,
     }
+
+
+def test_text_line_says_that_its_time_is_utc(monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    stream = io.StringIO()
+    log.configure("info", stream=stream)
+    log.get_logger("flowctl.test").info("viewer slow")
+    assert datetime.fromisoformat(stream.getvalue().split()[0]).utcoffset() == timedelta(0)
 
 
 def test_level_when_below_the_least():

@@ -309,6 +309,7 @@ def test_setting_when_unknown_is_refused_with_the_nearest(tmp_path):
         "--set gop_cach: server 'live' has no setting 'gop_cach'",
         f"did you mean gop_cache? {listed}",
     )
+    assert refused(pairs=["hsl=1"])[1] == f"did you mean hls? {listed}"
     assert refused(environment={"FLOWCTL_X": "1"}) == ("FLOWCTL_X: server 'live' has no setting 'x'", listed)
     message, _ = refused(tmp_path=tmp_path, file="stuck = 3\n[streams]\n")
     assert message == f"{tmp_path}/flowctl.toml, line 2: streams: server 'live' has no setting 'streams'"
