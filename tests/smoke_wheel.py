@@ -92,7 +92,7 @@ def check_live() -> None:
     with serving("live") as port:
         url = f"rtmp://127.0.0.1:{port}/live/smoke"
         publish = [FLOWCTL, "publish", "synthetic", url, "--duration", f"{LIVE_S + 2}s", "--json"]
-        play = [FLOWCTL, "play", url, "--duration", f"{LIVE_S}s", "--json"]
+        play = [FLOWCTL, "play", url, "--duration", f"{WAIT_S}s", "--json"]  # ends with the stream
         with (
             subprocess.Popen(publish, stdout=subprocess.PIPE, text=True) as publisher,
             subprocess.Popen(play, stdout=subprocess.PIPE, text=True) as player,

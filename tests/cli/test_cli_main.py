@@ -13,7 +13,7 @@ from flowctl.cli import serve as serve_module
 from flowctl.errors import BrokenError, ConfigError, FlowctlError
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import build_live_server
-from flowctl.wire.client import connect
+from flowctl.wire.client import connect, player
 
 
 def test_settings_when_given_on_the_command_line_are_what_the_server_is_built_with(monkeypatch, tmp_path):
@@ -146,7 +146,8 @@ def test_errors_when_nobody_listens(capsys, monkeypatch):
     assert "S3CRET" not in shown.err
 
 
-def test_play_when_nobody_publishes_says_so_in_time(capsys):
+def test_play_when_nobody_publishes_says_so_in_time(capsys, monkeypatch):
+    monkeypatch.setattr(player, "BEGINS_S", 0.1)
     with build_live_server(LiveConfig(port=0)) as server:
         url = f"rtmp://127.0.0.1:{server.address[1]}/live/room"
         assert main(["play", url, "--duration", "200ms"]) == 1

@@ -42,6 +42,8 @@ _PROBE_S: Final = 0.1
 
 _PING_TICK_S: Final = 0.05
 _NEVER: Final = float("inf")
+BEGINS_S: Final = 5.0
+"""Least time for a stream to begin: its publisher may be starting, and some servers send nothing before a key frame."""
 
 
 MAX_PINGS_PER_S: Final = 100_000
@@ -118,7 +120,7 @@ class RtmpPlayer(RtmpClient):
     profile: PlayProfile = HEALTHY
     _: KW_ONLY
     writer: FlvWriter | None = None
-    # leaves so long after the first message, or after the play began where nothing has come by then. None: stays.
+    # leaves so long after the first message; with none, that long or `BEGINS_S` after the play began. None: stays.
     duration_s: float | None = None
     on_message: Callable[[Message, MessageClass], None] | None = None  # called with each audio and video message
     measure: ViewerMeasure = field(default_factory=lambda: ViewerMeasure(StreamClock()))  # what it has received
@@ -247,8 +249,11 @@ class RtmpPlayer(RtmpClient):
 
     @property
     def _ends_at(self) -> float:
-        begun_at = self._asked_at if self._first_at is None else self._first_at
-        return _NEVER if begun_at is None or self.duration_s is None else begun_at + self.duration_s
+        if self.duration_s is None:
+            return _NEVER
+        if self._first_at is not None:
+            return self._first_at + self.duration_s
+        return _NEVER if self._asked_at is None else self._asked_at + max(self.duration_s, BEGINS_S)
 
     def _begin(self, now: float) -> None:
         self._first_at = now

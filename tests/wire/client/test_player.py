@@ -16,6 +16,7 @@ from flowctl.core.loop.sockets import SocketOptions
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.flv import FlvReader, FlvWriter
 from flowctl.reasons import CloseReason
+from flowctl.wire.client import player as player_module
 from flowctl.wire.client.base import Status
 from flowctl.wire.client.connect import start_client
 from flowctl.wire.client.player import HEALTHY, PlayProfile, RtmpPlayer
@@ -48,8 +49,9 @@ def viewer(server, player):
     return next((viewer_figures(item) for _, item in server.hub.viewing() if item.peer[1] == port), None)
 
 
-def test_play_when_nobody_publishes_ends_in_the_time_that_it_was_to_play():
+def test_play_when_nobody_publishes_ends_in_the_time_that_it_was_to_play(monkeypatch):
     """The server would let it wait for ever."""
+    monkeypatch.setattr(player_module, "BEGINS_S", 0.1)
     with client_group() as group, live_server(rtmp=ServerSessionConfig(limits=WireLimits(player_wait_s=0.0))) as server:
         player = play(group, server, duration_s=0.2)
         wait_until(lambda: player.ended, "the player's end")
