@@ -311,6 +311,7 @@ class MediaProcess:
         for key, (thread, stream) in list(self._finishing.items()):
             if not thread.is_alive():
                 del self._finishing[key]
+                self._memory.ended = True
                 row = stream.row()
                 self._past[key[1]].update({name: row[name] for name in _COUNTED})
         self._begin_waiting()

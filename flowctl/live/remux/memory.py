@@ -55,6 +55,7 @@ class StreamMemory:
         self._cut: set[Holder] = set()
         self._come_bytes = 0  # since it was looked at
         self._most_bytes = 0  # that were held since the heap was trimmed
+        self.ended = False  # a stream has ended since then; set by the main thread, which trims it
 
     def note(self, size_bytes: int) -> None:
         """Note that so much has come."""
@@ -87,10 +88,10 @@ class StreamMemory:
             )
 
     def give_back(self) -> None:
-        """Give the system what the heap has free, if much was let go. Any thread; it takes milliseconds."""
+        """Give the system what the heap has free, if much was let go. The main thread; it takes milliseconds."""
         total = sum(holder.held_bytes for holder in self.holders)
-        if self._most_bytes - total >= _GIVE_BACK_BYTES:
-            self._most_bytes = total
+        if self.ended or self._most_bytes - total >= _GIVE_BACK_BYTES:
+            self._most_bytes, self.ended = total, False
             with contextlib.suppress(AttributeError):  # there is no such function but in glibc
                 ctypes.CDLL(None).malloc_trim(0)
 

@@ -148,6 +148,16 @@ def test_media_when_its_process_is_killed_loses_little_and_goes_on(tmp_path, cli
     assert len(kept) - len(before) < 30  # a second of pictures: it writes what has come each time that it looks
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_media_when_there_is_no_room_is_told_with_the_stream(tmp_path, clients, workers):
+    with writing(tmp_path, 'record = "live/*"\nkeep_free = "900000GiB"\n', "--workers", workers) as server:
+        clients.publish(server, SyntheticSource(key_interval_s=0.5, video_bit_rate=300_000), name="live/room")
+        streams = partial(call_operation, server.ready["control"][0], "streams", {})
+        rows = until(lambda: [row for row in streams()["streams"] if row["unwritten"]], "its owner is told")
+    assert [row["stream"] for row in rows] == ["live/room"]
+    assert "less than" in rows[0]["unwritten"]["record"]
+
+
 def test_media_when_twenty_streams_are_published_has_every_frame_of_each(tmp_path, clients):
     names = [f"live/cam{number}" for number in range(20)]
     source = SyntheticSource(key_interval_s=60.0, video_bit_rate=200_000)  # what came before the process did is kept
