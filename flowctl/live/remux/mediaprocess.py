@@ -311,7 +311,7 @@ class MediaProcess:
         for key, (thread, stream) in list(self._finishing.items()):
             if not thread.is_alive():
                 del self._finishing[key]
-                self._memory.ended = True
+                self._memory.due = True  # its last files were made after what it held was let go
                 row = stream.row()
                 self._past[key[1]].update({name: row[name] for name in _COUNTED})
         self._begin_waiting()
@@ -323,6 +323,7 @@ class MediaProcess:
         self._memory.give_back()
         if now >= self._clean_at:
             self._clean_at = now + _CLEAN_S
+            self._memory.due = True  # what making files takes stays in the heap, and many small streams add up
             remove_ended(self._config.hls_folder, self._config.hls_streams.fits, time.time())
 
     def _take(self, said: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ _LOW_SHARE: Final = 0.8
 _GIVE_BACK_BYTES: Final = 32 << 20
 """What has been let go since the heap was looked at, from which it is worth a look."""
 _M_ARENA_MAX: Final = -8
-_ARENAS: Final = 2
+_ARENAS: Final = 4
 """Heaps of the C library: it makes one for each thread, up to eight per core, and each keeps what it had once."""
 
 
@@ -55,7 +55,7 @@ class StreamMemory:
         self._cut: set[Holder] = set()
         self._come_bytes = 0  # since it was looked at
         self._most_bytes = 0  # that were held since the heap was trimmed
-        self.ended = False  # a stream has ended since then; set by the main thread, which trims it
+        self.due = False  # it is to be trimmed in any case; the main thread
 
     def note(self, size_bytes: int) -> None:
         """Note that so much has come."""
@@ -90,8 +90,8 @@ class StreamMemory:
     def give_back(self) -> None:
         """Give the system what the heap has free, if much was let go. The main thread; it takes milliseconds."""
         total = sum(holder.held_bytes for holder in self.holders)
-        if self.ended or self._most_bytes - total >= _GIVE_BACK_BYTES:
-            self._most_bytes, self.ended = total, False
+        if self.due or self._most_bytes - total >= _GIVE_BACK_BYTES:
+            self._most_bytes, self.due = total, False
             with contextlib.suppress(AttributeError):  # there is no such function but in glibc
                 ctypes.CDLL(None).malloc_trim(0)
 

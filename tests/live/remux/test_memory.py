@@ -85,7 +85,7 @@ def test_memory_when_much_was_let_go_is_given_back_once(monkeypatch):
     for _ in range(3):
         held.give_back()
     assert calls == [0]
-    held.ended = True  # its last files were made meanwhile
+    held.due = True  # its last files were made meanwhile
     for _ in range(3):
         held.give_back()
     assert calls == [0, 0]
