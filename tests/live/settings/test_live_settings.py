@@ -560,7 +560,7 @@ def test_read_file_when_it_cannot_be_read_has_a_hint_that_fits(monkeypatch, erro
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(Path, "read_text", fail)
+    monkeypatch.setattr(Path, "read_bytes", fail)
     with pytest.raises(ConfigError, match=why) as caught:
         read_file(Path("x.toml"))
     assert hint in caught.value.hint
