@@ -26,7 +26,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from operator import attrgetter, sub
+from operator import sub
 from typing import Any, Final, Protocol
 
 import structlog
@@ -36,7 +36,7 @@ from flowctl.core.fanout.cohort import FILE_VIEWERS, SQUAD_SIZE, Cohort, Piece, 
 from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S, Pacing, RoundMeter, RoundSpan
 from flowctl.core.flow.counts import Tally
 from flowctl.core.flow.sharedstall import SURE_S, SharedStall
-from flowctl.core.flow.timing import MOST_TARGET_S, target_s
+from flowctl.core.flow.timing import LEAST_TARGET_S, MOST_TARGET_S
 from flowctl.core.loop.faults import as_exception
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.core.outgoing.thinning import newest_key_alike
@@ -57,14 +57,13 @@ _REFUSED: Final = Standing.REFUSED
 _MOST_LOOKS: Final = 32
 """Viewers whose limits are looked at on the spot when a message comes, at 20 us each; the others in turns."""
 _GIVEN_UP_S: Final = 2 * MOST_TARGET_S
-"""Time behind from which a round writes all there is, where no key frame has come at which to go on."""
+"""Time behind from which viewers of a thread without room are served alone, and judged: no key frame came, or they want
+what is late."""
 _SAY_S: Final = 60.0
 """Least time between two lines about viewers that went on at a key frame."""
 _log: Final = structlog.get_logger("flowctl.live")
 _KEY_TURNS_S: Final = 0.08
 """Least time between turns that viewers have for a key frame, of a stream each picture of which may be one."""
-
-_place_of: Final = attrgetter("entry.sequence")
 
 
 class FanoutHost(Protocol):
@@ -191,9 +190,8 @@ class Fanout:
         self._fill_bytes = log.fill_bytes  # what kernels were told to take ahead of viewers that keep up
         self._due_at = 0.0  # of batches, when the next round would be due if none of them came early
         self._target: Entry | None = None  # where the round in progress leads. None: there is none
-        self._cut = False  # whether it leads less far than the log did
-        self._wrote_bytes = 0  # what it writes to the squad that is furthest behind
-        self._key: Entry | None = None  # the key frame at which squads before it go on in it. None: all is written
+        self._cut = False  # whether some squads were not brought there, so that the next one is due
+        self._wrote_bytes = 0  # most that it wrote to a viewer
         self._skipped = 0  # viewers that went on at one since it was said
         self._said_at = -inf  # when that was
         self._behind: deque[Squad] = deque()  # squads that it has not come to yet
@@ -262,6 +260,11 @@ class Fanout:
         else:
             self._guided.discard(sender)
 
+    def brings_on(self, start: Entry) -> bool:
+        """Return whether a viewer joins at `start`, not at the tail: on a thread without room rounds cost less."""
+        host = self._host
+        return host.strained() and self.log.has_video and host.now() - start.enqueued_at < _GIVEN_UP_S
+
     def close(self) -> None:
         """Listen to the log no longer; the viewers must have been removed."""
         self._closed = True
@@ -312,6 +315,7 @@ class Fanout:
         self._crossings.forget(sender)
         sender.enter_cohort(self._cohort.admit(sender, entry))
         if entry is not self.log.tail:
+            self._cut = True  # a round in progress does not come to it
             self._arm()
         if sender.guided:
             self._guided.add(sender)
@@ -391,40 +395,14 @@ class Fanout:
         if squad is not None and self._cohort.count < FILE_VIEWERS and not (self._alone or self._going):
             self._short_round(squad, tail, now)
             return
-        squads = [squad for squad in self._cohort.squads() if squad.entry is not tail]
-        self._wrote_bytes = 0
-        if squads:
-            tail = self._round_to(min(squads, key=_place_of).entry, tail, now)
-        self._target = tail
-        self._behind.extend(squad for squad in squads if squad.entry.sequence < tail.sequence)
+        self._target, self._wrote_bytes = tail, 0
+        self._behind.extend(squad for squad in self._cohort.squads() if squad.entry is not tail)
         served, self._served = self._served, {}
         for sender in served:
             if sender.stands is _SERVED:
                 self._enqueue(sender)
         if not self._going:  # otherwise a turn is on its way
             self._run_turn()
-
-    def _round_to(self, first: Entry, tail: Entry, now: float) -> Entry:
-        """Return where a round leads that brings squads on from `first` at least, or from a key frame behind it."""
-        most_bytes, end = self._span.size_bytes, tail
-        if most_bytes < inf and self.log.has_video:
-            if self._too_late(first, now) and (key := newest_key_alike(first, tail)) is not None:
-                first = self._key = key
-            elif now - first.enqueued_at > _GIVEN_UP_S:
-                most_bytes = inf  # no key frame comes: who takes less is judged alone
-            if tail.offset - first.offset > most_bytes:
-                end = first.next or tail
-                while end.next is not None and end.offset - first.offset < most_bytes:
-                    end = end.next
-        self._cut, self._wrote_bytes = end is not tail, end.offset - first.offset
-        return end
-
-    def _too_late(self, entry: Entry, now: float) -> bool:
-        """Return whether what lies at `entry` is left out for want of room, for viewers with the usual delay."""
-        return self._late_s(entry, now) > target_s(None, self.log.gop_duration_s)
-
-    def _late_s(self, entry: Entry, now: float) -> float:
-        return now - entry.enqueued_at - self.pacing.interval_s
 
     def _fill_anew(self) -> None:
         """Set anew what kernels take ahead: the rate of the log has become known, or has changed by far."""
@@ -448,7 +426,7 @@ class Fanout:
 
     def _end_round(self, now: float) -> None:
         """End a round that all squads have finished; see whether the next one is due."""
-        tail, self._target, self._key = self._target, None, None
+        tail, self._target = self._target, None
         self._span.round_ended(self._wrote_bytes, now - self._last_flush, self.log.rates.bytes_per_s)
         if self._skipped and now - self._said_at >= _SAY_S:
             self._say_skipped(now)
@@ -535,27 +513,51 @@ class Fanout:
     def _write_squad(self, squad: Squad, target: Entry) -> None:
         if self._guided:
             self._stop_at_crossroads(squad, target)
-        key, entry = self._key, squad.entry
-        if key is not None and entry.sequence < key.sequence and self._too_late(entry, now := self._host.now()):
-            self._skip_to_key(squad, key, now)
+        bounded = self._span.size_bytes < inf and self.log.has_video
+        if bounded:
+            self._skip_to_key(squad, target)
         piece = self._piece
         if piece is None or piece.start is not squad.entry:
             self._drop_piece()
-            piece = self._piece = Piece(squad.entry, target)
+            end = self._end_of(squad.entry, target) if bounded else target
+            piece = self._piece = Piece(squad.entry, end)
         slow = squad.write(piece, as_file=self._cohort.count >= FILE_VIEWERS)
-        self._settle_write(squad, target, len(piece.data), slow)
+        self._wrote_bytes = max(self._wrote_bytes, len(piece.data))
+        self._cut = self._cut or piece.end is not target
+        self._settle_write(squad, piece.end, len(piece.data), slow)
 
-    def _skip_to_key(self, squad: Squad, key: Entry, now: float) -> None:
-        """Have a squad that is late for want of room on the thread go on at `key`, in one step for all its members."""
-        start = squad.entry
-        late_s = self._late_s(start, now)
-        skipped = Tally(map(sub, (*key.counts, *key.sizes), (*start.counts, *start.sizes)))
-        for sender in list(squad.members):
-            if not sender.skip_in_cohort(skipped, now, late_s):
+    def _end_of(self, start: Entry, target: Entry) -> Entry:
+        """Return where a round leads that is to be short, for squads at `start`."""
+        until = start.offset + self._span.size_bytes
+        end = target if target.offset <= until else start.next or target
+        while end.next is not None and end.offset < until:
+            end = end.next
+        return end
+
+    def _skip_to_key(self, squad: Squad, target: Entry) -> None:
+        """Have a squad that is late for want of room on the thread go on at a key frame, if there is one.
+
+        In one step for all members; who wants what is late all the same stays where it is, for a while.
+        """
+        now, start = self._host.now(), squad.entry
+        late_s = now - start.enqueued_at - self.pacing.interval_s
+        if late_s < LEAST_TARGET_S:
+            return
+        if (key := newest_key_alike(start, target)) is not None:
+            skipped = Tally(map(sub, (*key.counts, *key.sizes), (*start.counts, *start.sizes)))
+            gone = [sender for sender in squad.members if sender.skip_in_cohort(skipped, now, late_s)]
+            self._skipped += len(gone)
+            if len(gone) == len(squad.members):
+                squad.entry = key
+                return
+            for sender in gone:
+                self._cohort.forget(sender)
+                sender.move_in_cohort(self._cohort.admit(sender, key))
+                self._cut = True  # they come with the next round
+        if late_s > _GIVEN_UP_S:
+            for sender in list(squad.members):
                 sender.leave_cohort(0)
                 self.serve_alone(sender)
-        squad.entry = key
-        self._skipped += len(squad.members)
 
     def _settle_write(self, squad: Squad, target: Entry, size_bytes: int, slow: ShortWrites) -> None:
         """Count what was written to a squad, bring it to `target`, and deal with the members that took less."""
@@ -598,15 +600,14 @@ class Fanout:
             self.remove(sender)
             sender.broken(as_exception(error))
             return
-        early = self._host.strained() and self.log.has_video  # rounds cost less than turns
-        if sender.stands is _QUEUED and early and (entry := sender.joins_cohort_at(self.log.tail, early=True)):
+        if sender.stands is _QUEUED and self._host.strained() and (entry := sender.joins_cohort_at(self.log.tail)):
             self._queue.pop(sender)
             sender.change_standing(_SERVED)
             self._admit(sender, entry)
             return
         if sender.stands is not _SERVED:
             return  # it asked for another turn; or it has ended, or its handler has ended the following
-        if not sender.blocked and (entry := sender.joins_cohort_at(self.log.tail, early=early)):
+        if not sender.blocked and (entry := sender.joins_cohort_at(self.log.tail)):
             self._admit(sender, entry)
         elif next_at == inf:
             sender.change_standing(_REFUSED)

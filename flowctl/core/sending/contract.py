@@ -84,6 +84,9 @@ class CohortLike(Protocol[SenderT_contra]):
     def guide_changed(self, sender: SenderT_contra) -> None:
         """A member of the cohort has another guide now, or none any more. Owning thread."""
 
+    def brings_on(self, start: Entry) -> bool:
+        """Return whether a viewer that takes all from `start` on is to join before it has caught up. Owning thread."""
+
 
 class Hop(NamedTuple):
     """A guide's answer: where a viewer goes on, served by `cohort`, at `start` of its log, behind `prefix`."""

@@ -306,11 +306,13 @@ class Serving:
         if slow is None or not self._judgement.lags():
             return outbox.write(self._transport, settings.turn_messages, budget, with_log=with_log, trail=trail)
         timing = self._timing_locked(slow, now)
-        if slow.dry and outbox.cursor is not None and self._host.strained():
+        cursor, cohort = outbox.cursor, self._cohort
+        if slow.dry and cursor is not None and cohort is not None and self._host.strained():
             if self._judgement.far_behind(now):
                 self._return_locked(now, "its turns came late, for this thread had no room")
-            budget = outbox.cursor.copied[0]  # the cohort, whose rounds cost less than turns, brings it on from there
-            return outbox.write(self._transport, settings.turn_messages, budget, with_log=with_log, trail=trail)
+            if cohort.brings_on(cursor.entry) and self._takes_all_locked(cursor):
+                own = cursor.copied[0]
+                return outbox.write(self._transport, settings.turn_messages, own, with_log=with_log, trail=trail)
         budget = slow.budget_bytes(budget)
         if not budget:
             return 0, not outbox.empty(with_log=with_log), None
@@ -540,24 +542,31 @@ class Serving:
         """How the cohort writes to this viewer."""
         return self._transport.send
 
-    def joins_cohort_at(self, tail: Entry, *, early: bool = False) -> Entry | None:
-        """Return from where on this viewer takes everything, and lacks nothing of before; None: nowhere yet.
+    def joins_cohort_at(self, tail: Entry) -> Entry | None:
+        """Return from where on the cohort may serve this viewer, which is given all else. None: nowhere yet.
 
-        That is `tail`, when it has caught up with that; `early`: or where it stands.
+        That is `tail`, when it has caught up with that, or where it stands, if rounds bring it on from there.
         """
         with self._lock:
             cursor = self._outbox.cursor
-            if (
-                cursor is None
-                or self._close_reason is not None
-                or (self._core.would_block and self._judgement.cut_lately(self._host.now()))
-                or self._judgement.blocked
-                or self._judgement.closing
-                or self._judgement.stands is _COHORT
-            ):
+            if cursor is None or self._judgement.blocked or not self._outbox.empty(with_log=False):
                 return None
-            at = tail if cursor.stands_at(tail) else cursor.entry if early and not cursor.copies else None
-            return at if cursor.plain and self._outbox.empty(with_log=False) else None
+            if cursor.stands_at(tail):
+                return tail if self._takes_all_locked(cursor) else None
+            at, cohort = cursor.entry, self._cohort
+            comes_on = cohort is not None and not cursor.copies and cohort.brings_on(at)
+            return at if comes_on and self._takes_all_locked(cursor) else None
+
+    def _takes_all_locked(self, cursor: LogCursor) -> bool:
+        """Return whether it takes all from where it stands, and is not one to be cut again at once."""
+        judgement = self._judgement
+        return (
+            self._close_reason is None
+            and not judgement.closing
+            and judgement.stands is not _COHORT
+            and cursor.plain
+            and not (self._core.would_block and judgement.cut_lately(self._host.now()))
+        )
 
     def enter_cohort(self, place: Place) -> None:
         """The cohort writes the log for this viewer from now on; it shares `place`, which is where it stands."""

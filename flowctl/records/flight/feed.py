@@ -135,3 +135,8 @@ class PrivateCohort:
         self.remove: Final = fanout.remove
         self.limits_changed: Final = fanout.limits_changed
         self.guide_changed: Final = fanout.guide_changed
+
+    def brings_on(self, start: Entry) -> bool:
+        """Return False: a recorded viewer is in no cohort."""
+        del start
+        return False

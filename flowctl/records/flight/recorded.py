@@ -457,10 +457,10 @@ class RecordedSender(NotingSender):
         feed = self._feed
         return super().following if feed is None or self._cohort is None else feed.log
 
-    def joins_cohort_at(self, tail: Entry, *, early: bool = False) -> Entry | None:
+    def joins_cohort_at(self, tail: Entry) -> Entry | None:
         """Return None while a log is noted: what a cohort writes for its members could not be."""
         with self._lock:
-            return super().joins_cohort_at(tail, early=early) if self._feed is None else None
+            return super().joins_cohort_at(tail) if self._feed is None else None
 
 
 def _called(name: str) -> Callable[..., Any]:

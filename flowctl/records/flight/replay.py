@@ -174,6 +174,11 @@ class _Fanout:
 
     add = serve_alone = serve_in_turn = remove = limits_changed = guide_changed = nothing
 
+    def brings_on(self, start: Entry) -> bool:
+        """Return False, as where it was recorded."""
+        del start
+        return False
+
 
 class Rerun:
     """One replay: the Sender, its surroundings, and the calls by name."""

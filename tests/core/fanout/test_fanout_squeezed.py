@@ -156,13 +156,30 @@ def test_viewer_when_it_takes_late_media_too_gets_all_and_the_others_go_on():
     stage = SqueezedStage(6)
     patient = stage.viewers[3]
     patient.sender.set_limits(replace(patient.sender.limits, target_delay_ms=0))
-    stage.squeeze(0.5)
-    stage.group.run(20.0)
+    stage.squeeze(0.4)
+    stage.group.run(6.0)
+    assert stage.pass_time(20.0)[0] > 0.2  # nobody waits for the one that is far behind
     stage.relieve()
     stage.group.run(5.0)
     assert patient.numbers() == list(range(len(stage.published.classes)))
     assert not patient.sender.statistics().dropped
     assert all(viewer.sender.statistics().returns for viewer in stage.viewers if viewer is not patient)
+    stage.check(headers_known=True)
+
+
+def test_viewers_when_they_may_be_further_behind_are_and_stay_together():
+    stage = SqueezedStage(6, limits=replace(NO_LIMITS, target_delay_ms=6000))
+    stage.squeeze(0.5)
+    late_s = []
+    for _ in range(20):
+        stage.pass_time(1.0)
+        late_s.append(max(map(stage.late_s, stage.viewers)))
+    assert max(late_s) > 5.0
+    assert all(viewer.sender.statistics().returns >= 1 for viewer in stage.viewers)
+    statistics = stage.fanout.statistics()
+    assert (statistics.members, statistics.left) == (6, 0)
+    stage.relieve()
+    stage.group.run(2.0)
     stage.check(headers_known=True)
 
 

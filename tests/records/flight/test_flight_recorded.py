@@ -69,8 +69,8 @@ class SoloSender(Sender):
 
     __slots__ = ()
 
-    def joins_cohort_at(self, tail, *, early=False):
-        del tail, early
+    def joins_cohort_at(self, tail):
+        del tail
 
 
 @pytest.mark.parametrize("leads", [0, 2])

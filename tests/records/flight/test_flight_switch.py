@@ -96,8 +96,8 @@ class SoloSender(Sender):
 
     __slots__ = ()
 
-    def joins_cohort_at(self, tail, *, early=False):
-        del tail, early
+    def joins_cohort_at(self, tail):
+        del tail
 
 
 class SoloViewer(Viewer):

@@ -295,6 +295,11 @@ class WhatifRun:
     def guide_changed(self, sender: Sender) -> None:
         """Do nothing: here viewers stay in their log."""
 
+    def brings_on(self, start: Entry) -> bool:
+        """Return False: here the thread has room."""
+        del start
+        return False
+
     # -- the run
 
     def run(self) -> list[ChoiceOutcome]:

@@ -100,6 +100,7 @@ class Rendition:
         self.remove = run.remove
         self.limits_changed = run.limits_changed
         self.guide_changed = run.guide_changed
+        self.brings_on = run.brings_on
 
     def add(self, sender: Sender) -> None:
         self._run.come(sender)
