@@ -21,6 +21,7 @@ from flowctl.core.flow.limitsfile import LimitsFile
 from flowctl.core.flow.policy import LIVE_POLICIES
 from flowctl.core.loop.trust import trust
 from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.server.admission import open_files
 from flowctl.core.server.bans import Ban, BanAction, BanList, utc_text
 from flowctl.core.server.certificate import Certificate
 from flowctl.core.server.handover import Heir, Loan
@@ -106,7 +107,8 @@ class RefusalLog:
         self._seen: dict[str, tuple[float, int]] = {}  # by address: last line, refused since
 
     def tell(self, peer: tuple[str, int], error: LimitExceededError) -> None:
-        now, key = self._clock(), address_key(peer[0])
+        # The limit on all is no matter of an address: one line, from however many they come.
+        now, key = self._clock(), "" if error.limit == "connections" else address_key(peer[0])
         last, count = self._seen.get(key, (-_REFUSAL_LOG_S, 0))
         if now - last >= _REFUSAL_LOG_S:
             found = {"limit": error.limit, "value": error.value, "refused": count + 1, "why": str(error)}
@@ -644,6 +646,8 @@ class LiveServer(Server):
             "live server started",
             url=f"rtmp://{shown(*self.address)}/",
             groups=len(self.groups.groups),
+            most_viewers=self.admission.most,
+            open_files=open_files(),
             **({"also": ", ".join(others)} if others else {}),
         )
 

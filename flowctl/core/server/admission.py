@@ -32,13 +32,20 @@ BANNED: Final = "banned"
 """Name under which connections refused by the ban list are counted, beside the names of limits."""
 LIMITED: Final = "limited"
 """Name under which connections of a network that the ban list limits are counted, when they come beyond its rate."""
+MORE_FILES: Final = "raise the limit of open files: LimitNOFILE= of the service, or ulimit -n"
+"""What may be done where descriptors are short."""
 _EVICTION_LOOKS: Final = 64
 """Addresses looked at to make room for one: bounds the time that an accepted connection costs."""
 
 
+def open_files() -> int:
+    """Return the limit of open files."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 def descriptor_limit() -> int:
     """Return how many connections the process may have by its limit of open files."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = open_files()
     return max(soft - min(_RESERVED_DESCRIPTORS, soft // 4), 16)
 
 
@@ -198,7 +205,8 @@ class Admission:
         if not limits.connections:
             total = 0  # of open files each process has its own
         if self._connections + total >= self._most:
-            self._refuse_locked("connections", self._connections + total + 1, self._most)
+            why = None if limits.connections else f"there are descriptors for {self._most}: {MORE_FILES}"
+            self._refuse_locked("connections", self._connections + total + 1, self._most, why)
         if ours:
             return
         most = limits.connections_per_address

@@ -20,8 +20,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
+import structlog
+
 from flowctl.connection import Session
 from flowctl.core.loop.sockets import close_socket
+from flowctl.core.server.admission import MORE_FILES, open_files
 from flowctl.core.server.certificate import Certificate
 from flowctl.core.server.proxyheader import HEADER_TIME_S, HeaderReader, ProxyHeaderError, TrustedProxies
 from flowctl.core.server.turning import TurnedAway
@@ -30,6 +33,7 @@ from flowctl.deferred import Registration
 from flowctl.errors import ConfigError, LimitExceededError
 from flowctl.pollgroup import PollGroup
 
+_log: Final = structlog.get_logger("flowctl.server")
 ACCEPTS_PER_TURN: Final = 64
 """Connections accepted before others get their turn: a burst of joins must not stop the media of open connections."""
 LEAST_PER_TURN: Final = 4
@@ -43,6 +47,8 @@ _MOST_WAITS: Final = 8
 BACKLOG: Final = 1024
 PAUSE_S: Final = 0.1
 """Time for which accepting rests when the process has no descriptor left; the connections wait in the backlog."""
+_TELL_EVERY_S: Final = 60.0
+"""Least time between two lines that say so: at the limit each viewer that leaves makes room for one."""
 MOST_WAITING: Final = 1024
 """Most connections that wait for their header: proxies send it at once, so these are an attack or a broken network."""
 PROXY_HEADER: Final = "proxy_header"
@@ -95,7 +101,9 @@ class Listener:
         self._waits = 0  # rounds of jobs that it has waited for
         self._turn_at: float | None = None  # when the last one began. None: it took all that there was.
         self._most = ACCEPTS_PER_TURN  # to accept in a turn
-        self._exhausted = False  # accepting rests, or has rested and not succeeded since
+        self._short_since: float | None = None  # no descriptor was left, and not all that waited has come since
+        self._told_at = float("-inf")  # when that was said last
+        self._told = False  # and its end is to be said
         self.proxied: Final = Proxied(self._admit, host.refuse)
         self.turned_away: Final = TurnedAway()
 
@@ -139,12 +147,12 @@ class Listener:
             try:
                 sock, address = self.sock.accept()
             except BlockingIOError:
+                self._end_shortage(group)
                 return False
             except OSError as error:
                 if error.errno in _EXHAUSTED:
                     self._rest(group, error)
                 return False
-            self._exhausted = False
             if _is_reset(sock):
                 self.resets += 1
                 resets -= 1
@@ -162,13 +170,30 @@ class Listener:
         self._host.admit(group, self, sock, peer)
 
     def _rest(self, group: PollGroup, error: OSError) -> None:
-        """Stop accepting for a while; reported once until a connection has been accepted again."""
-        if not self._exhausted:
-            self._exhausted = True
+        """Stop accepting for a while; that and its end are said once a minute at most."""
+        now = group.clock()
+        if self._short_since is None:
+            self._short_since = now
             self.pauses += 1
-            group.report(f"accept on {shown(*self.address)}", error)
+        if not self._told and now - self._told_at >= _TELL_EVERY_S:
+            self._told, self._told_at = True, now
+            _log.error(
+                "no descriptor is left: connections wait",
+                listen=shown(*self.address, self.name),
+                why=error.strerror,
+                open_files=open_files(),
+                hint=MORE_FILES,
+            )
         group.unwatch_input(self.sock)
         group.call_later(PAUSE_S, self._resume, group)
+
+    def _end_shortage(self, group: PollGroup) -> None:
+        """Note that all that waited for a descriptor have been accepted."""
+        if self._short_since is not None and self._told:
+            after_s = round(group.clock() - self._short_since, 1)
+            _log.info("connections are accepted again", listen=shown(*self.address, self.name), after_s=after_s)
+            self._told = False
+        self._short_since = None
 
     def _resume(self, group: PollGroup) -> None:
         if self.sock.fileno() >= 0:

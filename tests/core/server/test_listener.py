@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+import structlog
 from connection_kit import WAIT_S, Noting, wait_until
 
 from flowctl.core.server import turning
@@ -21,6 +22,9 @@ from flowctl.core.server.server import Server
 from flowctl.errors import ConfigError, LocalProtocolError
 
 FREE = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0.0)
+
+
+NONE_LEFT, AGAIN = "no descriptor is left: connections wait", "connections are accepted again"
 
 
 class Greeting(Noting):
@@ -52,6 +56,12 @@ def build(loop_factory):
     for server in servers:
         assert server.stop()
         server.close_listeners()
+
+
+@pytest.fixture
+def logs():
+    with structlog.testing.capture_logs() as logs:
+        yield logs
 
 
 def connect(address):
@@ -108,7 +118,7 @@ def test_stop_accepting_when_there_are_several_listeners_closes_all_and_leaves_w
         assert sock.recv(5) == b"still"
 
 
-def test_accept_when_the_process_has_no_descriptor_left_rests_at_each_listener_and_recovers(build):
+def test_accept_when_the_process_has_no_descriptor_left_rests_at_each_listener_and_recovers(build, logs):
     server = build()
     other = server.listen("127.0.0.1", 0, session_factory=Other)
     server.start()
@@ -128,11 +138,13 @@ def test_accept_when_the_process_has_no_descriptor_left_rests_at_each_listener_a
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert [client.recv(5) for client in clients] == [b"plain", b"other"]
+    wait_until(lambda: [line["event"] for line in logs].count(AGAIN) == 2)
     for client in clients:
         client.close()
-    assert sorted(where.rsplit(" ", 1)[-1] for where, _ in server.errors) == sorted(
-        shown(*address) for address in (server.address, other)
-    )
+    told = [(line["event"], line["listen"]) for line in logs if line["event"] in (NONE_LEFT, AGAIN)]
+    places = [shown(*address) for address in (server.address, other)]
+    assert sorted(told) == sorted((event, place) for event in (NONE_LEFT, AGAIN) for place in places)
+    assert server.errors == []
     assert server.statistics().accept_pauses == 2
 
 

@@ -1,13 +1,16 @@
-"""Turns of a listener: how many it accepts, behind what; nothing is real here."""
+"""Turns of a listener: how many it accepts, behind what, and what it does without descriptors; nothing is real here."""
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from types import SimpleNamespace
 
 import pytest
+import structlog
 
-from flowctl.core.server.listener import ACCEPTS_PER_TURN, LATE_S, LEAST_PER_TURN, RESETS_PER_TURN, Listener
+from flowctl.core.server import listener as rules
+from flowctl.core.server.listener import ACCEPTS_PER_TURN, LATE_S, LEAST_PER_TURN, PAUSE_S, RESETS_PER_TURN, Listener
 from flowctl.testing import ManualClock
 
 PEER = ("192.0.2.1", 1000)
@@ -27,7 +30,9 @@ class Arrived:
 
 
 class Queue(deque):
-    """A listening socket: what waits there."""
+    """A listening socket: what waits there, and the fault that accepting meets."""
+
+    fault = None
 
     def getsockname(self):
         return ("127.0.0.1", 1935)
@@ -36,6 +41,8 @@ class Queue(deque):
         return 7
 
     def accept(self):
+        if self.fault is not None:
+            raise self.fault
         if not self:
             raise BlockingIOError
         return self.popleft(), PEER
@@ -46,7 +53,7 @@ class Turns:
 
     def __init__(self):
         self.queue, self.clock, self.calls, self.jobs = Queue(), ManualClock(), deque(), 0
-        self.came, self.trusted = [], ()
+        self.came, self.faults, self.later, self.trusted = [], [], [], ()
         self.processor = SimpleNamespace(statistics=lambda: SimpleNamespace(pending=self.jobs))
         self.listener = Listener(self.queue, self, session_factory=None)
         self.listener.attached(self)
@@ -54,8 +61,18 @@ class Turns:
     def watch_input(self, _source, ready):
         self.ready = ready
 
+    def unwatch_input(self, _source):
+        self.ready = lambda: None
+
     def call_soon(self, call, *args):
         self.calls.append(lambda: call(*args))
+
+    def call_later(self, delay_s, call, *args):
+        assert delay_s == PAUSE_S
+        self.later.append(lambda: call(*args))
+
+    def report(self, *fault):
+        self.faults.append(fault)
 
     def admit(self, _group, _listener, sock, _peer):
         self.came.append(sock)
@@ -116,3 +133,28 @@ def test_connections_that_were_reset_before_they_are_accepted_reach_no_server(tu
     assert all(sock.closed for sock in gone)
     assert not any(sock.closed for sock in turns.came)
     assert turns.listener.resets == 2 * RESETS_PER_TURN
+
+
+def test_listener_without_descriptors_says_so_in_one_line_and_that_it_is_over(turns):
+    """At the limit each one that leaves lets one in: the line comes once a minute, however often it rests."""
+    with structlog.testing.capture_logs() as logs:
+        turns.fill(30)
+        turns.queue.fault = OSError(errno.EMFILE, "Too many open files")
+        for _ in range(30):
+            turns.turn(PAUSE_S)
+            turns.later.pop()()
+        turns.queue.fault = None
+        assert turns.turn() == 30
+        turns.queue.fault = OSError(errno.EMFILE, "Too many open files")
+        turns.turn(rules._TELL_EVERY_S)
+        turns.later.pop()()
+        turns.turn()
+    assert [(line["log_level"], line["event"]) for line in logs] == [
+        ("error", "no descriptor is left: connections wait"),
+        ("info", "connections are accepted again"),
+        ("error", "no descriptor is left: connections wait"),
+    ]
+    assert "LimitNOFILE" in logs[0]["hint"]
+    assert logs[1]["after_s"] == pytest.approx(30 * PAUSE_S)
+    assert turns.faults == []
+    assert turns.listener.pauses == 2
