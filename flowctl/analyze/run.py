@@ -352,14 +352,30 @@ class _AnalysisRun:
         return found
 
     def _forget_missing(self) -> None:
-        """Forget of the record what no longer holds: parts that were removed, and files that could not be opened."""
-        storage, there = self.place.storage, set()
+        """Forget of the record what no longer holds: parts that were removed, and files that could not be opened.
+
+        And parts of another size, as a copy of the folder has them that was put back: they were made of other files.
+        """
+        storage, there = self.place.storage, dict[str, int]()
         for part, _ in self.wanted.values():
             if storage.is_folder(base := part.folder()):
-                there |= {f"{base}/{path.rpartition('/')[0]}" for path, _ in storage.walk(base)}
+                sizes = dict[str, int]()
+                for path, info in storage.walk(base):
+                    folder = f"{base}/{path.rpartition('/')[0]}"
+                    hidden = path.rpartition("/")[2][:1] in {".", "_"}  # what Spark keeps beside its files
+                    sizes[folder] = sizes.get(folder, 0) + (0 if hidden else info.size or 0)
+                there |= sizes
         for hour, known in self.known.items():
             for name in self.wanted.keys() & known.parts.keys():
-                if known.size_bytes(name) and self.wanted[name][0].folder(hour) not in there:
+                folder = self.wanted[name][0].folder(hour)
+                if there.get(folder, 0) == known.size_bytes(name):
+                    continue
+                if folder in there and known.made_of != known.listed:
+                    self.warnings.append(
+                        f"{' '.join(hour)}: {folder} is not what the record names, as if an old copy was put back, "
+                        "and stays: some of the files that it was made of are there no more"
+                    )
+                elif folder in there or known.size_bytes(name):
                     del known.parts[name]
             unreadable = any(UNREADABLE in told["files_by_reason"] for told in known.accounts.values())
             if unreadable and known.made_of == known.listed:

@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -795,6 +796,27 @@ def test_run_when_the_record_cannot_be_read_says_so_and_leaves_it(go, tmp_path):
     assert go().hours == 2
     record.unlink()
     assert go().hours == 1
+
+
+def test_run_when_an_old_copy_of_the_parts_was_put_back_makes_them_anew_or_says_that_it_cannot(go, tmp_path):
+    parts, copy = tmp_path / "out/parts", tmp_path / "copy"
+    first = events_of(tmp_path / "events", 1)
+    go()
+    shutil.copytree(parts, copy)
+    events_of(tmp_path / "events", *range(2, 50), name="late")
+    assert go().jobs["seen"].summary["returned"] == 49
+    shutil.rmtree(parts)
+    shutil.copytree(copy, parts)
+    events_of(tmp_path / "events", 3601)
+    result = go()
+    assert (result.hours_read, result.jobs["seen"].summary["returned"]) == (2, 50)
+
+    first.unlink()
+    go()
+    shutil.rmtree(parts / "seen/date=2026-03-01/hour=12")
+    shutil.copytree(copy / "seen/date=2026-03-01/hour=12", parts / "seen/date=2026-03-01/hour=12")
+    assert any("old copy" in warning for warning in go().warnings)
+    assert go().hours_read == 0
 
 
 def test_run_when_the_disk_is_full_says_so_and_keeps_what_there_was(go, tmp_path, monkeypatch):
