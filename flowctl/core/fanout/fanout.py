@@ -59,6 +59,8 @@ _MOST_LOOKS: Final = 32
 _GIVEN_UP_S: Final = 2 * MOST_TARGET_S
 """Time behind from which viewers of a thread without room are served alone, and judged: no key frame came, or they want
 what is late."""
+_NO_ROOM_S: Final = 1.0
+"""Time for which rounds must have been too long: after one pause of the thread, it catches up with all there is."""
 _SAY_S: Final = 60.0
 """Least time between two lines about viewers that went on at a key frame."""
 _log: Final = structlog.get_logger("flowctl.live")
@@ -427,7 +429,7 @@ class Fanout:
     def _end_round(self, now: float) -> None:
         """End a round that all squads have finished; see whether the next one is due."""
         tail, self._target = self._target, None
-        self._span.round_ended(self._wrote_bytes, now - self._last_flush, self.log.rates.bytes_per_s)
+        self._span.round_ended(self._wrote_bytes, now - self._last_flush, self.log.rates.bytes_per_s, now)
         if self._skipped and now - self._said_at >= _SAY_S:
             self._say_skipped(now)
         self._drop_piece()
@@ -541,7 +543,7 @@ class Fanout:
         """
         now, start = self._host.now(), squad.entry
         late_s = now - start.enqueued_at - self.pacing.interval_s
-        if late_s < LEAST_TARGET_S:
+        if late_s < LEAST_TARGET_S or now - self._span.since < _NO_ROOM_S:
             return
         if (key := newest_key_alike(start, target)) is not None:
             skipped = Tally(map(sub, (*key.counts, *key.sizes), (*start.counts, *start.sizes)))

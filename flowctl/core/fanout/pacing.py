@@ -114,16 +114,19 @@ class RoundSpan:
 
     Attributes:
         size_bytes: of the stream, at most, but for one message; inf: all there is.
+        since: when it last became less than all there is, in seconds.
     """
 
-    __slots__ = ("size_bytes",)
+    __slots__ = ("since", "size_bytes")
 
     def __init__(self) -> None:
-        self.size_bytes = inf
+        self.size_bytes = self.since = inf
 
-    def round_ended(self, wrote_bytes: int, took_s: float, bytes_per_s: float) -> None:
+    def round_ended(self, wrote_bytes: int, took_s: float, bytes_per_s: float, now: float) -> None:
         """Note a round that wrote `wrote_bytes`, of a stream of `bytes_per_s`, to each viewer and took `took_s`."""
         if took_s > LONGEST_ROUND_S:
+            if self.size_bytes == inf:
+                self.since = now
             most_bytes = min(self.size_bytes, wrote_bytes) * LONGEST_ROUND_S / took_s
             self.size_bytes = max(most_bytes, _LEAST_S * bytes_per_s, 1)
         elif took_s < LONGEST_ROUND_S / 2:

@@ -29,8 +29,13 @@ class DearPeer(Peer):
     def __init__(self, stage):
         super().__init__()
         self.stage = stage
+        self.pause_s = 0.0  # once
 
     def send(self, data, /):
+        until, self.pause_s = self.stage.group.now() + self.pause_s, 0.0
+        while self.stage.group.now() < until:  # another thread publishes meanwhile
+            self.stage.group.clock.advance(FRAME_S)
+            self.stage.publish_due()
         self.stage.group.clock.advance(self.stage.write_s + len(data) * self.stage.byte_s)
         return super().send(data)
 
@@ -57,11 +62,14 @@ class SqueezedStage(Stage):
     def relieve(self):
         self.write_s = self.byte_s = 0.0
 
-    def _publish_next(self):
+    def publish_due(self):
         while self.due_at <= self.group.now():
             self.published.script(self.script[self.number % len(self.script)], FRAME_BYTES)
             self.number += 1
             self.due_at += FRAME_S
+
+    def _publish_next(self):
+        self.publish_due()
         self.group.call_later(max(self.due_at - self.group.now(), 0.0), self._publish_next)
 
     def pass_time(self, seconds):
@@ -152,6 +160,19 @@ def test_viewers_when_rounds_are_far_apart_by_setting_lose_nothing_by_a_long_one
     stage.check()
 
 
+@pytest.mark.parametrize("seconds", [0.5, 3.0])
+def test_viewers_when_the_thread_pauses_once_in_a_round_lose_nothing(seconds):
+    """It catches up with all there is, in a few rounds."""
+    stage = SqueezedStage(12)
+    stage.group.run(5.0)
+    stage.viewers[3].peer.pause_s = seconds
+    stage.group.run(seconds + 1.0)
+    assert max(map(stage.late_s, stage.viewers)) <= 2 * FRAME_S
+    assert not any(viewer.sender.statistics().dropped for viewer in stage.viewers)
+    assert stage.fanout.statistics().left == 0
+    stage.check()
+
+
 def test_viewer_when_it_takes_late_media_too_gets_all_and_the_others_go_on():
     stage = SqueezedStage(6)
     patient = stage.viewers[3]
@@ -231,16 +252,17 @@ def noting(order, word, method):
 
 def test_span_of_rounds_when_one_took_too_long_is_less_until_they_are_short():
     span, rate = RoundSpan(), 100_000
-    span.round_ended(20_000, LONGEST_ROUND_S, rate)
+    span.round_ended(20_000, LONGEST_ROUND_S, rate, 1.0)
     assert span.size_bytes == inf
-    span.round_ended(200_000, 4 * LONGEST_ROUND_S, rate)
+    span.round_ended(200_000, 4 * LONGEST_ROUND_S, rate, 2.0)
     assert span.size_bytes == pytest.approx(50_000)
-    span.round_ended(50_000, LONGEST_ROUND_S, rate)  # as long as it may be
+    span.round_ended(50_000, LONGEST_ROUND_S, rate, 3.0)  # as long as it may be
     assert span.size_bytes == pytest.approx(50_000)
-    span.round_ended(5000, 1e9, rate)
+    span.round_ended(5000, 1e9, rate, 4.0)
     assert rate / 10 < span.size_bytes < rate / 4
-    span.round_ended(5000, 1e9, 0.0)  # a stream whose rate is not known yet
+    assert span.since == 2.0
+    span.round_ended(5000, 1e9, 0.0, 5.0)  # a stream whose rate is not known yet
     assert span.size_bytes > 0
     for _ in range(30):
-        span.round_ended(5000, LONGEST_ROUND_S / 4, rate)
+        span.round_ended(5000, LONGEST_ROUND_S / 4, rate, 6.0)
     assert span.size_bytes == inf
