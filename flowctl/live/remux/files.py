@@ -194,7 +194,7 @@ def _made(path: Path) -> tuple[Path, Path, int]:
             continue
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-            return final, part, os.open(part, flags, 0o644)
+            return final, part, os.open(part, flags, 0o640)  # who serves recordings shares the group
         except FileExistsError:
             continue
     raise FileExistsError(errno.EEXIST, "there are too many files of that name", str(path))

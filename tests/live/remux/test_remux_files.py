@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import random
+import stat
 import threading
 
 import pytest
@@ -133,6 +134,16 @@ def test_room_when_inodes_are_short_is_none(tmp_path):
     with pytest.raises(OSError, match="inodes"):  # as for octets: there has to be more again
         DiskRoom(tmp_path, 100, lambda _: (500, 1000, 20, 200)).check(again=True)
     DiskRoom(tmp_path, 100, lambda _: (500, 1000, 0, 0)).check()  # a file system without a table of them
+
+
+def test_file_when_it_is_made_is_for_its_user_and_group(tmp_path):
+    before = os.umask(0o022)
+    try:
+        file = PartFile(tmp_path / "show.flv")
+        file.append(b"media")
+        assert stat.S_IMODE(file.finish().stat().st_mode) == 0o640
+    finally:
+        os.umask(before)
 
 
 def test_finish_when_the_name_was_taken_meanwhile_writes_over_nothing(tmp_path):
