@@ -38,8 +38,8 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.core.loop.locks import HANDLERS, OwnedLock
 from flowctl.core.outgoing.streamlog import MAX_VALUE_BYTES, StreamLog
 from flowctl.core.sending.contract import SendResult
+from flowctl.core.text.addresses import is_among, is_own_origin, is_rebound
 from flowctl.core.text.fieldtypes import check_arguments
-from flowctl.core.text.origins import is_among, is_own_origin, is_rebound
 from flowctl.core.text.printable import printable
 from flowctl.errors import ConfigError, LocalProtocolError, ReentryError, RemoteProtocolError
 from flowctl.reasons import CloseReason

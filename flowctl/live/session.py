@@ -713,8 +713,8 @@ class LiveSession(ViewerSession):
 
     def last_words(self, reason: CloseReason, details: str) -> bytes:
         """Tell who plays or publishes that it is kicked, and why."""
-        if reason is not CloseReason.KICKED or self._rtmp.closed:
-            return b""
+        if reason is not CloseReason.KICKED or self._rtmp.closed or self.is_node:
+            return b""  # a server takes up again what it was cut off from, not what it was told has ended
         told = [*self._publishing, *([self._words.stream_id] if self._playing and self._words else [])]
         for stream_id in told:
             self._rtmp.failure_status(stream_id, f"{reason.value} {details}")

@@ -29,7 +29,7 @@ def layer(modules: str, may_import: str = "", *, pure: bool = False) -> Layer:
 
 LAYERS = {
     "words": layer(
-        "errors units reasons core.text.addresses core.text.fieldtypes core.text.origins core.text.printable "
+        "errors units reasons core.text.addresses core.text.fieldtypes core.text.printable "
         "core.text.tomltext core.text.userfiles",
         pure=True,
     ),

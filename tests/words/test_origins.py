@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.core.text.origins import is_among, is_host_among, is_own_origin, is_rebound, origin_key, parse_host
+from flowctl.core.text.addresses import is_among, is_host_among, is_own_origin, is_rebound, origin_key, parse_host
 
 OWN = [
     ("https://example.com", "example.com"),

@@ -22,8 +22,7 @@ import structlog
 from starlette.exceptions import HTTPException
 
 from flowctl.control.operations import MOST_CALL_BYTES, Permission
-from flowctl.core.text.addresses import address_key, bracketed, is_loopback
-from flowctl.core.text.origins import is_own_origin, parse_host
+from flowctl.core.text.addresses import address_key, bracketed, is_loopback, is_own_origin, parse_host
 from flowctl.core.text.watchfile import WatchedFile
 from flowctl.errors import ConfigError
 from flowctl.live.admin.asking import CallRefused

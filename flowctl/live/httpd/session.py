@@ -22,8 +22,15 @@ from wsproto.events import Ping
 
 from flowctl.core.flow.ledger import LedgerEntry
 from flowctl.core.flow.state import MessageClass
-from flowctl.core.text.addresses import address_key
-from flowctl.core.text.origins import ANY_ORIGIN, is_among, is_host_among, is_own_origin, is_rebound, parse_host
+from flowctl.core.text.addresses import (
+    ANY_ORIGIN,
+    address_key,
+    is_among,
+    is_host_among,
+    is_own_origin,
+    is_rebound,
+    parse_host,
+)
 from flowctl.core.text.printable import printable
 from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.live.access.request import TOO_SLOW, LiveRequest, Question, Refusal

@@ -5,7 +5,7 @@ left out until a key frame fits in again, or sound where there is no video: coun
 place where it is missing. Headers alone are kept, since what follows needs them. So a slow disk costs the recording a
 part, and the server nothing: its connection is read as fast as before.
 
-Where all streams of the process hold too much together (`flowctl.live.remux.memory`), the queues of one are cut: what
+Where all streams of the process hold too much together (`flowctl.live.remux.shares`), the queues of one are cut: what
 waits in them is let go, and nothing is accepted until they go on.
 """
 

@@ -37,11 +37,10 @@ from flowctl.live.cluster.workers.child import serve_orders
 from flowctl.live.remux.files import NameTemplate, recover
 from flowctl.live.remux.flvform import FlvForm, whole_bytes
 from flowctl.live.remux.intake import BACKOFF, HOLD_S, MESSAGE_BYTES
-from flowctl.live.remux.memory import StreamMemory, use_few_heaps
-from flowctl.live.remux.places import Places
 from flowctl.live.remux.playlist import AWAY_S
 from flowctl.live.remux.recorder import RecordSettings, StreamRecorder
 from flowctl.live.remux.retention import RECORDING, TEMPLATE, remove_ended, remove_old
+from flowctl.live.remux.shares import Places, StreamMemory, use_few_heaps
 from flowctl.live.remux.writer import RecorderState, StreamWriter
 from flowctl.live.settings.media import RecordFormat
 from flowctl.pollgroup import PollGroup

@@ -8,9 +8,9 @@ import pytest
 from live_kit import AVC_HEADER, key
 from remux_kit import Bench, source, tags_of
 
-from flowctl.live.remux import mediaprocess, memory
+from flowctl.live.remux import mediaprocess, shares
 from flowctl.live.remux.intake import MESSAGE_BYTES, Intake, MessagesLost, MessageTaken, PublicationBegan, QueueCut
-from flowctl.live.remux.memory import StreamMemory
+from flowctl.live.remux.shares import StreamMemory
 from flowctl.live.remux.writer import RecorderState
 
 
@@ -75,7 +75,7 @@ def test_memory_when_streams_grow_is_never_exceeded_by_more_than_a_step_and_a_me
 
 def test_memory_when_much_was_let_go_is_given_back_once(monkeypatch):
     calls = []
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: SimpleNamespace(malloc_trim=calls.append))
+    monkeypatch.setattr(shares.ctypes, "CDLL", lambda _: SimpleNamespace(malloc_trim=calls.append))
     stream = Held("live/a", 100 << 20)
     held = memory_of(stream, limit_bytes=1 << 30)
     held.look()
@@ -92,13 +92,13 @@ def test_memory_when_much_was_let_go_is_given_back_once(monkeypatch):
 
 
 def test_memory_when_the_c_library_knows_no_such_function_is_left_as_it_is(monkeypatch):
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: SimpleNamespace())
+    monkeypatch.setattr(shares.ctypes, "CDLL", lambda _: SimpleNamespace())
     stream = Held("live/a", 100 << 20)
     held = memory_of(stream, limit_bytes=1 << 30)
     held.look()
     stream.held_bytes = 0
     held.give_back()
-    memory.use_few_heaps()
+    shares.use_few_heaps()
     held.look()
     assert stream.accepts
 

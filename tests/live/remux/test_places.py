@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from flowctl.errors import LimitExceededError
-from flowctl.live.remux.places import Places
+from flowctl.live.remux.shares import Places
 
 
 def taken(places, names, address, most):
