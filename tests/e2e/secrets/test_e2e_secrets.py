@@ -43,7 +43,11 @@ async def peer_of(port, **connect):
     peer = Peer("127.0.0.1", port, app=connect.pop("app", "live"), rng=random.Random(1))
     await peer.open()
     await peer.handshake()
-    await peer.connect(**connect)
+    try:
+        await peer.connect(**connect)
+    except RefusedError:
+        peer.close()
+        raise
     return peer
 
 
@@ -245,11 +249,11 @@ async def named_through_rtmp(port, mark):
     )
     for app, name, agent in asked:
         for verb in (Peer.play, Peer.publish):
-            peer = await peer_of(port, app=app, flashVer=agent)
             async with asyncio.timeout(5):
-                with contextlib.suppress(RefusedError):
-                    await verb(peer, name)
-            peer.close()
+                with contextlib.suppress(RefusedError):  # a query in the name of an application, at once
+                    peer = await peer_of(port, app=app, flashVer=agent)
+                    with contextlib.closing(peer):
+                        await verb(peer, name)
 
 
 def named_through_http(address, mark):
