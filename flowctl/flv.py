@@ -17,6 +17,7 @@ Source: Adobe Flash Video File Format Specification 10.1, annex E.2 to E.4.
 from __future__ import annotations
 
 import enum
+import os
 import struct
 from typing import BinaryIO, Final, NamedTuple, NoReturn, Protocol
 
@@ -46,7 +47,6 @@ _MEDIA_TYPES: Final = frozenset({TAG_AUDIO, TAG_VIDEO, TAG_SCRIPT})
 _FILTER_BIT: Final = 0x20  # E.4.1: the body is encrypted
 _TYPE_MASK: Final = 0x1F
 _HAS_AUDIO, _HAS_VIDEO = 4, 1  # E.2 TypeFlags
-_FROM_END: Final = 2  # `seek` counts from the end
 
 _FILE_HEADER: Final = struct.Struct(">3sBBI")
 # Type and size in one word, timestamp with its extension behind it in the next, stream id always 0.
@@ -137,9 +137,9 @@ class FlvWriter:
     def correct_header(self, file: BinaryIO) -> None:
         """Have the header announce the tags that were written to `file`, which can seek and is left at its end."""
         if self.tags_written:
-            file.seek(-self._size_bytes, _FROM_END)
+            file.seek(-self._size_bytes, os.SEEK_END)
             file.write(header(TAG_AUDIO in self._types, TAG_VIDEO in self._types))
-            file.seek(0, _FROM_END)
+            file.seek(0, os.SEEK_END)
 
 
 class _State(enum.Enum):
