@@ -17,9 +17,8 @@ Source: Adobe Flash Video File Format Specification 10.1, annex E.2 to E.4.
 from __future__ import annotations
 
 import enum
-import os
 import struct
-from typing import BinaryIO, Final, NamedTuple, NoReturn, Protocol
+from typing import Final, NamedTuple, NoReturn, Protocol
 
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
 
@@ -113,14 +112,12 @@ def tag(type_id: int, timestamp: int, payload: bytes | memoryview) -> bytes:
 class FlvWriter:
     """Writes a file header, then tags, to anything with a `write` method; opens, flushes and closes nothing."""
 
-    __slots__ = ("_header", "_size_bytes", "_target", "_types", "tags_written")
+    __slots__ = ("_header", "_target", "tags_written")
 
     def __init__(self, target: SupportsWrite, *, audio: bool = True, video: bool = True) -> None:
         self._target = target
         # Written with the first tag and not here, so that a recording that never begins leaves an empty file.
         self._header = header(audio, video)
-        self._size_bytes = 0  # written so far
-        self._types: set[int] = set()  # of the tags
         self.tags_written = 0
         """Tags given to the target so far."""
 
@@ -130,16 +127,7 @@ class FlvWriter:
         if self._header:
             data, self._header = self._header + data, b""
         self._target.write(data)
-        self._size_bytes += len(data)
-        self._types.add(type_id)
         self.tags_written += 1
-
-    def correct_header(self, file: BinaryIO) -> None:
-        """Have the header announce the tags that were written to `file`, which can seek and is left at its end."""
-        if self.tags_written:
-            file.seek(-self._size_bytes, os.SEEK_END)
-            file.write(header(TAG_AUDIO in self._types, TAG_VIDEO in self._types))
-            file.seek(0, os.SEEK_END)
 
 
 class _State(enum.Enum):
