@@ -18,7 +18,7 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outgoing.streamlog import Entry
 from flowctl.errors import LimitExceededError
 from flowctl.live.config import LiveConfig
-from flowctl.wire.rtmp.media.media import MediaInfo, inspect, named_tracks
+from flowctl.wire.rtmp.media.media import MediaInfo, inspect
 from flowctl.wire.rtmp.wire import CLOCK_HALF, CLOCK_MASK, TYPE_AUDIO, TYPE_VIDEO
 from flowctl.wire.streams.groups import FRAMES, LONGEST_KEY_INTERVAL_S, PictureGroups
 from flowctl.wire.streams.wirelog import KeptHeaders, RtmpChunks, WireFormat, WireLog
@@ -40,9 +40,6 @@ GIVEN_WIRES: Final = MOST_WIRES // 2
 """Ids up to this one are never refused: createStream gives out the lowest free one, so players who make up numbers, or
 open many streams, do not use up those of the others."""
 _LONGEST_GAP_MS: Final = 3_600_000
-NAMED_S: Final = 10.0
-"""Time from the first track in which another one is believed to come that metadata name: bridges from WebRTC and drones
-send sound seconds behind the picture. Some encoders name what they never send."""
 
 
 MEDIA_TYPES: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})
@@ -141,8 +138,6 @@ class Stream:
         # what is to be recorded, or written as HLS, and is not: by kind, with the reason; replaced as a whole
         self.unwritten: Mapping[str, str] = {}
         self.codecs: dict[str, str] = {}  # "video" and "audio", as the publisher last showed them
-        self._named: frozenset[str] = frozenset()  # the same, as its metadata name them
-        self.shown_at: float | None = None  # when the publisher showed the first of them. None: it has shown none.
 
     def configure(self, config: LiveConfig) -> None:
         """Take other settings: cache and flush interval at once, others for logs that are made later. Any thread."""
@@ -209,7 +204,7 @@ class Stream:
             for key, _, (type_id, payload) in waiting.items() if waiting is not None else ():
                 timestamp = (self._last_timestamp or 0) if type_id in MEDIA_TYPES else 0
                 info = inspect(type_id, payload)
-                self._note_tracks(info, payload, now)
+                self._note_codec(info)
                 self._show(info, MessageClass.HEADER, type_id, timestamp, timestamp, payload, now)
                 for wire in self._wires.values():
                     wire.append(type_id, timestamp, payload, MessageClass.HEADER, now, header_key=key)
@@ -244,7 +239,7 @@ class Stream:
             self.bytes_in += len(payload)
             header_key = None
             if message_class is _HEADER or info.kind not in self.codecs:  # some have no header
-                self._note_tracks(info, payload, now)
+                self._note_codec(info)
             if message_class is _HEADER:
                 header_key = info.sticky_key
             elif message_class is _KEY:
@@ -359,26 +354,15 @@ class Stream:
         with self._lock:
             return (self._rebase(timestamp, MessageClass.KEY, now) - timestamp) & CLOCK_MASK
 
-    def _note_tracks(self, info: MediaInfo, payload: bytes, now: float) -> None:
+    def _note_codec(self, info: MediaInfo) -> None:
         self._lock.assert_owned()
-        if info.packet == "metadata" and info.kind == "data":
-            self._named = named_tracks(payload)
-        elif info.codec and (0 in info.tracks or info.kind not in self.codecs):
-            if not self.codecs:
-                self.shown_at = now
+        if info.codec and (0 in info.tracks or info.kind not in self.codecs):
             self.codecs[info.kind] = info.codec
-
-    def tracks(self, now: float) -> set[str]:
-        """Return which of "audio" and "video" the publisher has shown, or has named and may still show. Any thread."""
-        shown_at = self.shown_at
-        named = self._named if shown_at is None or now - shown_at < NAMED_S else ()
-        return {"audio", "video"}.intersection(self.codecs).union(named)
 
     def _forget_headers(self) -> None:
         self._lock.assert_owned()
         for wire in self._wires.values():
             wire.forget_headers()
-        self._named, self.shown_at = frozenset(), None
         self.codecs.clear()
 
     def end(self, now: float) -> None:

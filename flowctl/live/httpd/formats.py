@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -97,10 +96,8 @@ FRAMES: Final = FlvFrames()
 
 
 SETTLE_S: Final = 1.0
-"""Time from the first track of a stream in which it shows or names the other one. The header of FLV says which there
-are: mpegts.js waits for ever for one that was announced and does not come, ExoPlayer leaves out one that was not."""
-SILENT_S: Final = 20.0
-"""Time after which a stream that has shown nothing is announced with both: as long as `first_media_s` lets it be."""
+"""Time in which a stream that has just begun shows both sound and picture. The header of FLV says which there are, and
+mpegts.js waits for ever for one that was announced and does not come."""
 FLV_TYPE: Final = "video/x-flv"
 
 
@@ -113,12 +110,16 @@ class FlvPlay:
     taken: bool = False  # whether the kernel has the head of the response, so that answers to frames go behind it
     look_at: float | None = None  # when to look again what the stream shows. None: it need not be.
 
-    def head(self, tracks: Collection[str], headers: HeaderFields) -> bytes:
+    def settled(self, stream: Stream, now: float) -> bool:
+        return len(_kinds(stream)) > 1 or now - (stream.published_at or 0.0) >= SETTLE_S
+
+    def head(self, stream: Stream, headers: HeaderFields) -> bytes:
         """Return all that goes before the first tag: the head of the response, and FLV's own.
 
         Players of HTTP/1.0 know no chunks: for them the body is as long as the connection lasts.
         """
-        media = self.wire_format.wrapped(flv.header(audio="audio" in tracks, video="video" in tracks))
+        kinds = _kinds(stream)
+        media = self.wire_format.wrapped(flv.header(audio="audio" in kinds, video="video" in kinds))
         if self.accept_key:
             extra = [(name.encode(), value.encode("latin-1")) for name, value in headers]
             return switching_head(self.accept_key, extra) + media
@@ -129,12 +130,6 @@ class FlvPlay:
         return f"HTTP/1.1 200 OK\r\n{text}\r\n".encode("latin-1") + media
 
 
-def settled_tracks(stream: Stream, now: float) -> set[str]:
-    """Return which of audio and video a player is told of; empty: it cannot be said yet.
-
-    What was announced cannot be taken back, so it waits until both are there, or one has been alone for a while.
-    """
-    tracks, shown_at = stream.tracks(now), stream.shown_at  # in this order: the publisher may change meanwhile
-    if shown_at is None and len(tracks) < 2:
-        return {"audio", "video"} if now - (stream.published_at or 0.0) >= SILENT_S else set()
-    return tracks if len(tracks) > 1 or now - (shown_at or 0.0) >= SETTLE_S else set()
+def _kinds(stream: Stream) -> set[str]:
+    """Return which of audio and video the publisher has shown; both where it has shown none."""
+    return {"audio", "video"} & set(stream.codecs) or {"audio", "video"}

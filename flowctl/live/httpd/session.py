@@ -36,7 +36,7 @@ from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.live.access.request import TOO_SLOW, LiveRequest, Question, Refusal
 from flowctl.live.config import Redirect
 from flowctl.live.httpd.exchange import Exchange, Handler, HeaderFields, HttpLimits, Request, Routes, usual_headers
-from flowctl.live.httpd.formats import CHUNKS, FLV_TYPE, FRAMES, GOING_AWAY, TAGS, FlvPlay, settled_tracks
+from flowctl.live.httpd.formats import CHUNKS, FLV_TYPE, FRAMES, GOING_AWAY, TAGS, FlvPlay
 from flowctl.live.hub import Hub
 from flowctl.live.inputrate import InputRate
 from flowctl.live.playing import Playing, PlayWords, ViewerSession, Wants, refusal_word, track_of
@@ -74,8 +74,6 @@ _ALLOW: Final = "GET, HEAD, OPTIONS"
 _PREFLIGHT_S: Final = 86_400
 _AGENT_CHARS: Final = 256
 _LOOK_S: Final = 0.05
-_LOOK_SILENT_S: Final = 0.2
-"""Time between two looks at a stream that has shown nothing, which may be many seconds and for a crowd."""
 
 
 class _AskedOverHttp(NamedTuple):
@@ -614,12 +612,11 @@ class HttpSession(ViewerSession):
         flv, playing = self._flv, self._playing
         if flv is None or playing is None or self._phase is not Phase.ANSWERING or playing.waiting:
             return
-        tracks = settled_tracks(playing.stream, now)
-        if not tracks:
-            flv.look_at = now + (_LOOK_SILENT_S if playing.stream.shown_at is None else _LOOK_S)
+        if not flv.settled(playing.stream, now):
+            flv.look_at = now + _LOOK_S
             return
         self._phase, flv.look_at = Phase.PLAYING, None
-        head = flv.head(tracks, [*usual_headers(), *self._cors()])
+        head = flv.head(playing.stream, [*usual_headers(), *self._cors()])
         self.connection.sender.send(head, MessageClass.DATA, droppable=False)
         self._exchange = self._http = None
         playing.follow_live()

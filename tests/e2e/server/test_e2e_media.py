@@ -89,7 +89,7 @@ def test_media_when_settings_name_streams_is_written_as_it_came_for_nobody_but_w
         f'record = "*"\nhls = "live/*"\nrelay_push = "live/*={pushed}"\nplay_auth = "key"\nkeys_file = "keys"\n'
         '[application.odd]\nrecord_format = "mp4"\n'
     )
-    odd = ("odd/a b+c", "odd/\u00fc%2F..", "odd/.hidden;x")
+    odd = ("odd/a b+c", "odd/\u00fc%25..", "odd/.hidden;x")
     path = sample("b_frames")
     with writing(tmp_path, text, "--http", "127.0.0.1:0") as server:
         player = clients.play(target)

@@ -5,21 +5,18 @@ from __future__ import annotations
 import socket
 
 import pytest
-from http_kit import HOST, KEY, METADATA, UPGRADE, Socket, wait_for
+from http_kit import HOST, KEY, UPGRADE, Socket, wait_for
 from live_kit import AAC_HEADER, AVC_HEADER, audio, inter, key, perform
 from wsproto.events import AcceptConnection, CloseConnection, Ping, Pong
 
 from flowctl import flv
 from flowctl.core.loop.sockets import SocketOptions
 from flowctl.flv import FlvReader
-from flowctl.live.config import LiveConfig
 from flowctl.live.httpd.exchange import HttpLimits
-from flowctl.live.httpd.formats import CHUNKS, FRAMES, TAGS, settled_tracks
+from flowctl.live.httpd.formats import CHUNKS, FRAMES, TAGS
 from flowctl.live.httpd.session import HttpSession
 from flowctl.live.remux.serving import hls_handlers
-from flowctl.live.stream import Stream
 from flowctl.reasons import CloseReason
-from flowctl.wire.rtmp.amf.amf0 import encode
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_DATA_AMF3, TYPE_VIDEO
 from flowctl.wire.streams.wirelog import RtmpChunks
 
@@ -71,9 +68,9 @@ def test_stream_when_asked_for_by_http_1_0_comes_without_chunks(web):
 def test_stream_when_only_sound_is_published_announces_sound_alone(web):
     web = web()
     publisher = web.publisher(headers=False)
+    publisher.stream.published_at -= 5.0
     publisher.send(TYPE_AUDIO, AAC_HEADER)
     publisher.send(TYPE_AUDIO, audio(b"a"))
-    publisher.stream.shown_at -= 5.0
     client = web.client()
     client.get()
     header, _ = client.tags(1)
@@ -89,59 +86,6 @@ def test_player_when_nobody_publishes_waits_and_is_served_when_somebody_does(web
     web.publisher().group(b"one")
     assert client.answer()[0] == 200
     assert client.tags(4)[1][3].payload == key(b"one")
-
-
-@pytest.mark.parametrize("path", ["chunks", "frames"])
-def test_player_that_waited_when_pictures_alone_come_is_told_of_no_sound(web, path):
-    """mpegts.js would wait for it for ever."""
-    web = web()
-    player = web.client() if path == "chunks" else Socket(web)
-    if path == "chunks":
-        player.send(f"GET /live/room.flv HTTP/1.1\r\n{HOST}\r\n")
-    (viewer,) = wait_for(web.viewers)
-    publisher = web.publisher(headers=False)
-    wait_for(lambda: not viewer._playing.waiting)
-    publisher.send(TYPE_VIDEO, AVC_HEADER)
-    publisher.send(TYPE_VIDEO, key(b"one"))
-    if path == "chunks":
-        assert player.answer()[0] == 200
-    header, _ = player.tags(2)
-    assert (header.audio, header.video) == (False, True)
-
-
-NAMES_BOTH = encode("onMetaData", {"videocodecid": 7.0, "audiocodecid": 10.0})
-BOTH = {"audio", "video"}
-
-
-@pytest.mark.parametrize(
-    ("told", "expected"),
-    [
-        ([(3.0, TYPE_VIDEO, AVC_HEADER), (3.5, TYPE_AUDIO, AAC_HEADER)], {2.9: set(), 3.4: set(), 3.5: BOTH}),
-        ([(3.0, TYPE_VIDEO, AVC_HEADER)], {0.0: set(), 3.9: set(), 4.1: {"video"}}),
-        ([(0.0, TYPE_AUDIO, AAC_HEADER), (2.5, TYPE_VIDEO, AVC_HEADER)], {1.5: {"audio"}, 2.5: BOTH}),
-        ([(0.0, TYPE_DATA_AMF0, NAMES_BOTH), (1.0, TYPE_VIDEO, AVC_HEADER)], {0.0: BOTH, 10.9: BOTH, 11.1: {"video"}}),
-        ([(0.0, TYPE_DATA_AMF0, METADATA)], {19.9: set(), 20.1: BOTH}),
-    ],
-)
-def test_tracks_when_players_are_told_of_them_are_shown_or_named(told, expected):
-    stream, publisher, found = Stream("live/a", LiveConfig(), 0.0), object(), {}
-    stream.take_over(publisher, 0.0)
-    for at in sorted({*expected, *(when for when, _, _ in told)}):
-        for when, type_id, payload in told:
-            if when == at:
-                stream.publish(publisher, type_id, 0, payload, at)
-        found[at] = settled_tracks(stream, at)
-    assert {at: found[at] for at in expected} == expected
-
-
-def test_tracks_when_another_publisher_takes_over_are_its_own():
-    stream = Stream("live/a", LiveConfig(), 0.0)
-    stream.take_over(first := object(), 0.0)
-    stream.publish(first, TYPE_DATA_AMF0, 0, NAMES_BOTH, 0.0)
-    stream.stand_by(second := object())
-    stream.publish(second, TYPE_VIDEO, 0, AVC_HEADER, 1.0)
-    stream.take_over(second, 30.0)
-    assert [settled_tracks(stream, at) for at in (30.5, 31.1)] == [set(), {"video"}]
 
 
 def test_player_when_nobody_publishes_in_time_gets_404_and_may_ask_again(web):
