@@ -139,7 +139,8 @@ def serving(case: Case, seconds: float) -> Iterator[tuple[Running, int, float]]:
     """Run a case's server and publisher for the time of a block; the server, the viewers' port, the stream's rate."""
     settings = Settings(viewers=case.viewers, bit_rate=0, flush_s=case.flush_s)
     http = processes.free_port() if case.scheme == "http" else 0
-    start = rivals.served("--http", f"127.0.0.1:{http}" if http else "off") if case.server == "flowctl" else rivals.nginx
+    listens = f"127.0.0.1:{http}" if http else "off"
+    start = rivals.served("--http", listens) if case.server == "flowctl" else rivals.nginx
     with start(settings) as running, publishing(running.port, seconds) as rate:
         yield running, http or running.port, rate
 
