@@ -14,6 +14,7 @@ protocol derives from it and adds the protocol.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -41,6 +42,8 @@ from flowctl.log import redact_text
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.wire.streams.wirelog import WireLog
 
+_NO_WORD: Final = re.compile(r"[^A-Za-z]+")
+_SAID_CHARS: Final = 60
 _log: Final = structlog.get_logger("flowctl.live")
 _FLOW: Final = "flow control"
 CONTROL_LANE: Final = "control_lane"
@@ -554,8 +557,9 @@ class ViewerSession(Session):
         self._end_playing(f"{reason.value}: {details}" if details else reason.value)
         counted = False
         if reason in STRAY_ENDS and self._limit_hit is None and (stray := self.stray):
-            protocol = self.protocol
-            counted = not self._hub.strays.is_first(connection.peer[0], protocol, stray)
+            if reason is CloseReason.PROTOCOL_ERROR:  # each that breaks it in another way is told of
+                stray = f"{stray}: {_NO_WORD.sub(' ', details)[:_SAID_CHARS].strip()}"
+            counted = not self._hub.strays.is_first(connection.peer[0], self.protocol, stray)
         if not counted:
             _log.info(
                 "connection closed",
