@@ -123,9 +123,9 @@ def test_announced_length_allocates_nothing():
 def test_memory_follows_the_octets_received_whatever_the_pieces(piece_bytes):
     payload = 20_000 if piece_bytes < 10 else 1_000_000
     data = set_chunk_size(1 << 20) + header0(6, 0, payload + 1, 9) + b"v" * payload
-    reader = ChunkReader()
-    assert allocated_by(reader, data, piece_bytes) < payload * 1.2 + 5000
-    assert reader.unfinished_bytes == payload
+    readers = ChunkReader(), ChunkReader()  # what another thread allocates meanwhile counts too, but not each time
+    assert min(allocated_by(reader, data, piece_bytes) for reader in readers) < payload * 1.2 + 5000
+    assert [reader.unfinished_bytes for reader in readers] == [payload] * 2
 
 
 def test_unfinished_message_does_not_keep_the_piece_of_input_alive():
