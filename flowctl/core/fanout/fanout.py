@@ -194,7 +194,7 @@ class Fanout:
         self._target: Entry | None = None  # where the round in progress leads. None: there is none
         self._cut = False  # whether some squads were not brought there, so that the next one is due
         self._wrote_bytes = 0  # most that it wrote to a viewer
-        self._skipped = 0  # viewers that went on at one since it was said
+        self._skipped = 0  # times that a viewer went on at a key frame with the cohort since it was said
         self._said_at = -inf  # when that was
         self._behind: deque[Squad] = deque()  # squads that it has not come to yet
         self._piece: Piece | None = None  # what it writes; kept for those who stand at the same place
@@ -442,7 +442,8 @@ class Fanout:
     def _say_skipped(self, now: float) -> None:
         _log.warning(
             "viewers go on at key frames: their thread has no room for all of the stream",
-            viewers=self._skipped,
+            viewers=self._cohort.count,
+            times=self._skipped,
             hint="fewer viewers, or more threads: serve --workers",
         )
         self._skipped, self._said_at = 0, now

@@ -56,7 +56,7 @@ _UNREPORTED_SHARE: Final = 0.02
 _MARKS_PER_TRAIL: Final = 64
 """Marks of a trail: of some 20 turns, which are more than a kernel holds; older times get fewer marks."""
 
-_SHARE_WINDOW_S: Final = 20.0
+SHARE_WINDOW_S: Final = 20.0
 """Time over which the share of the pictures is taken: several groups of pictures."""
 _NOTE_INTERVAL_S: Final = 5.0
 """Time between two notes of pictures."""
@@ -309,8 +309,8 @@ class PictureMeter:
         passed: float = published - first_published
         began_at, before_s, before = self._before
         if first_at == began_at and before_s > 0:
-            passed += before * min((_SHARE_WINDOW_S - (now - first_at)) / before_s, 1.0)
+            passed += before * min((SHARE_WINDOW_S - (now - first_at)) / before_s, 1.0)
         return min(max(1 - (lost - first_lost) / passed, 0.0), 1.0) if passed > 0 else 1.0
 
     def _recent(self, now: float) -> list[tuple[float, int, int]]:
-        return [note for note in self._notes if now - note[0] <= _SHARE_WINDOW_S + 0.001]
+        return [note for note in self._notes if now - note[0] <= SHARE_WINDOW_S + 0.001]

@@ -64,9 +64,7 @@ class Episode:
     _shares: dict[str, Any] = field(default_factory=dict)  # what it was given all the same
     _returns: int = 0  # times it was brought back to live
     _removed_ms: float = 0.0  # delay that this took away
-    _loud: bool | None = (
-        None  # whether the line that was written for this episode is at info level. None: there is none
-    )
+    _loud: bool | None = None  # whether the line of this episode is at info level. None: there is none yet
 
     def note_entry(self, entry: LedgerEntry, *, closed: bool = False) -> None:
         if closed and self._loud:

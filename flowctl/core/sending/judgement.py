@@ -16,7 +16,7 @@ from operator import sub
 from typing import Final, NamedTuple
 
 from flowctl.core.flow.limits import OFF_MARK, Limits
-from flowctl.core.flow.meters import Trail
+from flowctl.core.flow.meters import SHARE_WINDOW_S, Trail
 from flowctl.core.flow.sharedstall import SURE_S, StallSpan
 from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
 from flowctl.core.flow.timing import CUT_PACE_S, ENDLESS, Forecast, Timing, crowded, target_s
@@ -73,8 +73,6 @@ _COHORT: Final = Standing.COHORT
 _NO_OFFER: Final = (-inf, 0.0)
 _JOIN_GRACE_S: Final = 2.0
 """Time in which a joiner's load is not judged where the age axis is off: half of the usual soft mark of age."""
-_SKIPPED_S: Final = 20.0
-"""Time for which our thread is to blame for what it left out, as long as the share of pictures counts it."""
 _LOOK_BYTES: Final = 512 * 1024
 _LOOK_MESSAGES: Final = 1024
 """Growth of a log, in messages, after which a lagging viewer is looked at even where it can reach no limit: what it
@@ -424,9 +422,7 @@ class Judgement:
     def far_behind(self, now: float) -> bool:
         """Return whether the oldest that waits is older than what is waited for."""
         cursor = self.outbox.cursor
-        if cursor is None or cursor.joining_to is not None:
-            return False
-        return now - self.oldest(now) > target_s(self.core.limits.target_delay_ms, cursor.log.gop_duration_s)
+        return cursor is not None and cursor.joining_to is None and self.too_late(now - self.oldest(now))
 
     def too_late(self, late_s: float) -> bool:
         """Return whether what is `late_s` seconds late is left out for this viewer where that is needed."""
@@ -443,7 +439,7 @@ class Judgement:
         self.note_pictures(slow, now)
 
     def _skipped_lately(self, now: float) -> bool:
-        return now - self._skipped_at < _SKIPPED_S
+        return now - self._skipped_at < SHARE_WINDOW_S  # as long as the share of pictures counts it
 
     def turn_at(self, now: float) -> float:
         """Return when a viewer is to have its next turn; 0: in the next round, inf: when the kernel asks."""

@@ -311,7 +311,7 @@ class Serving:
             if self._judgement.far_behind(now):
                 self._return_locked(now, "its turns came late, for this thread had no room")
             if cohort.brings_on(cursor.entry) and self._takes_all_locked(cursor):
-                own = cursor.copied[0]
+                own = min(outbox.own[0] - outbox.inflight_bytes, budget)
                 return outbox.write(self._transport, settings.turn_messages, own, with_log=with_log, trail=trail)
         budget = slow.budget_bytes(budget)
         if not budget:
