@@ -71,3 +71,5 @@ class DropReason(enum.Enum):
     REQUESTED = "dropped by the application"
     UNFOLLOWED = "left the stream"
     CLOSED = "queued at close"
+
+    __hash__ = object.__hash__  # each is one object, and accounts are kept by them in each turn: in C, not in `enum`

@@ -41,7 +41,6 @@ from flowctl.core.loop.faults import as_exception
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.core.outgoing.thinning import newest_key_alike
 from flowctl.core.sending.contract import Standing
-from flowctl.core.sending.judgement import KEY_POLL_S
 from flowctl.errors import ClosedError, ConfigError
 from flowctl.sender import Sender
 
@@ -64,6 +63,8 @@ _NO_ROOM_S: Final = 1.0
 _SAY_S: Final = 60.0
 """Least time between two lines about viewers that went on at a key frame."""
 _log: Final = structlog.get_logger("flowctl.live")
+_KEY_LOOKS_S: Final = 0.25
+"""Least time between looks at all viewers that are refused, for a key frame, likewise."""
 _KEY_TURNS_S: Final = 0.08
 """Least time between turns that viewers have for a key frame, of a stream each picture of which may be one."""
 
@@ -686,7 +687,7 @@ class Fanout:
             if now - self._key_waits_ended_at >= _KEY_TURNS_S:
                 self._key_waits_ended_at = now
                 self._end_key_waits()
-            if now - self._key_looked_at >= KEY_POLL_S:
+            if now - self._key_looked_at >= _KEY_LOOKS_S:
                 self._key_looked_at = now
                 due = [sender for sender in self._alone if sender.stands is _REFUSED]
         for sender in due[:_MOST_LOOKS]:

@@ -115,9 +115,13 @@ _STATE_OF: Final = (
 
 @lru_cache(64)
 def _marks_of(limits: Limits) -> tuple[tuple[int, int, int], ...]:
-    """Return the low, soft and hard marks, each by axis; the same objects wherever limits are the same."""
-    marks = (limits.size.marks, limits.messages.marks, limits.age_ms.marks)
-    return tuple((marks[0][level], marks[1][level], marks[2][level]) for level in range(3))
+    """Return the low, soft and hard marks, and those far from which no load need be shown, each by axis.
+
+    They are the same objects wherever limits are the same.
+    """
+    low, soft, hard = zip(limits.size.marks, limits.messages.marks, limits.age_ms.marks, strict=True)
+    # A queue thins itself from nine tenths of a hard mark on (`timing.crowded`), which may lie below soft.
+    return low, soft, hard, (min(soft[0], hard[0] // 2), min(soft[1], hard[1] // 2), soft[2])
 
 
 class FlowCore:
@@ -134,6 +138,7 @@ class FlowCore:
     """
 
     __slots__ = (
+        "_far_marks",
         "_hard_marks",
         "_level",
         "_low_marks",
@@ -166,7 +171,7 @@ class FlowCore:
 
     def _adopt(self, limits: Limits) -> None:
         self.limits = limits
-        self._low_marks, self._soft_marks, self._hard_marks = _marks_of(limits)
+        self._low_marks, self._soft_marks, self._hard_marks, self._far_marks = _marks_of(limits)
 
     # -- inputs
 
@@ -237,17 +242,10 @@ class FlowCore:
         hard = self._hard_marks
         return messages >= hard[1] or size_bytes + messages * self.limits.overhead_bytes >= hard[0]
 
-    def far_from(self, load: Load) -> bool:
+    def far_from(self, size_bytes: int, messages: int, age_ms: float) -> bool:
         """Return whether no mark is near a load of at most so much, and none was reached: then it need not be shown."""
-        if self._level:
-            return False
-        soft, hard = self._soft_marks, self._hard_marks
-        # A queue thins itself from nine tenths of a hard mark on (`timing.crowded`), which may lie below soft.
-        return (
-            load.size_bytes < min(soft[0], hard[0] // 2)
-            and load.messages < min(soft[1], hard[1] // 2)
-            and load.age_ms < soft[2]
-        )
+        far = self._far_marks
+        return not self._level and size_bytes < far[0] and messages < far[1] and age_ms < far[2]
 
     def rises_to(self, load: Load) -> bool:
         """Return whether `load` is at a mark of a level above the present one."""

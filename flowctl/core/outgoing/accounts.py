@@ -57,9 +57,13 @@ class LogAccount:
 
     def lost(self, reason: DropReason) -> Tally:
         """Return the tally of what was dropped for `reason`, to be added to."""
-        if self._dropped is None:
-            self._dropped = {}
-        return self._dropped.setdefault(reason, Tally())
+        dropped = self._dropped
+        if dropped is None:
+            dropped = self._dropped = {}
+        tally = dropped.get(reason)
+        if tally is None:
+            tally = dropped[reason] = Tally()
+        return tally
 
     def balance(self, tail: Entry) -> tuple[Figures, dict[DropReason, Figures]]:
         """Return (accepted, dropped by reason) up to `tail`."""

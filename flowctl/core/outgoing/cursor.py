@@ -157,8 +157,9 @@ class LogCursor:
     @property
     def span(self) -> tuple[int, int]:
         """(wire bytes, messages) up to the end of the log, refused or not: no less than what is queued."""
-        entry, tail, (size, messages) = self.place.entry, self.tail, self.copied
-        return size + tail.offset - entry.offset, messages + tail.sequence - entry.sequence
+        entry, tail, copies = self.place.entry, self._stop or self.chain.tail, self.copies
+        size, messages = tail.offset - entry.offset, tail.sequence - entry.sequence
+        return (size, messages) if copies is NO_MESSAGES else (size + copies.size_bytes, messages + len(copies))
 
     def load(self) -> tuple[int, int]:
         """Return (wire bytes, messages) that are queued and not refused."""
@@ -288,26 +289,35 @@ class LogCursor:
                     break
                 mask, gate = gate.refusal.mask, next(ahead, None)
             following = entry.next
-            if following is None or self._awaited(entry) or (crossroads is not None and crossroads.lie_at(entry)):
+            message_class = entry.message_class
+            if (
+                following is None
+                or (message_class is _KEY and self._awaited(entry))
+                or (crossroads is not None and crossroads.lie_at(entry))
+            ):
                 break
-            if not mask >> entry.message_class & 1:
+            if not mask >> message_class & 1:
                 if self.leading and self._leads(entry):
                     break
                 wire, since = entry.wire, max(entry.enqueued_at, joined_at)
-                if timing and items and timing.late(entry.message_class, len(wire), since, size, entry.gop.key_bytes):
+                if timing and items and timing.late(message_class, len(wire), since, size, entry.gop.key_bytes):
                     break
-                items.append((entry.message_class, wire, since))
+                items.append((message_class, wire, since))
                 size += len(wire)
             entry = following
         return items
 
     def pass_gathered(self, end: Entry) -> None:
         """Move to the entry behind what was gathered: all of it is sent."""
+        self.copies = NO_MESSAGES
+        self._move_to(end)
+        self.settle()
+
+    def _move_to(self, end: Entry) -> None:
+        """Move on to `end`, past what is sent, and what is refused between."""
         if self.refusals is not None:
             self.lose_refused(self.place.entry, end)
-        self.copies = NO_MESSAGES
         self.place.entry = end
-        self.settle()
 
     def pass_messages(self, count: int) -> None:
         """Move past the first `count` messages that `peek` returned: they are sent, or in flight."""
@@ -316,17 +326,18 @@ class LogCursor:
         if self.copies is not NO_MESSAGES:
             count -= self.copies.pass_messages(count)
             self.copies = self.copies or NO_MESSAGES
-        place = self.place
         while count:
-            if self.refusals is not None:
-                self.settle()
-            following = place.entry.next
-            if following is None:  # cannot happen while `count` is what peek returned
-                raise AssertionError("took more messages than the log holds")
-            place.entry = following
-            count -= 1
-        if self.refusals is not None:
             self.settle()
+            refusals, entry = self.refusals, self.place.entry
+            mask = 0 if refusals is None else refusals.here.mask
+            until = refusals.ahead[0].start if refusals is not None and refusals.ahead else None
+            while count and entry is not until:
+                if entry.next is None:  # cannot happen while `count` is what peek returned
+                    raise AssertionError("took more messages than the log holds")
+                count -= not mask >> entry.message_class & 1
+                entry = entry.next
+            self._move_to(entry)
+        self.settle()
 
     def settle(self) -> None:
         """Step over refused entries at the cursor; a key frame that is waited for ends the wait here."""
@@ -335,13 +346,15 @@ class LogCursor:
             return
         place = self.place
         while True:
-            self._pass_gates()
-            if not refusals.here.mask and not refusals.ahead and self.wait is None:
+            if refusals.ahead:
+                self._pass_gates()
+            mask = refusals.here.mask
+            if not mask and not refusals.ahead and self.wait is None:
                 self.refusals = None
                 return
-            start, mask = place.entry, refusals.here.mask
+            start = entry = place.entry
             until = refusals.ahead[0].start if refusals.ahead else self.tail
-            entry, awaited = start, False
+            awaited = False
             while entry is not until and (following := entry.next) is not None:
                 if entry.message_class is _KEY and (awaited := self._awaited(entry)):
                     break
@@ -349,8 +362,7 @@ class LogCursor:
                     break
                 entry = following
             if entry is not start:
-                self.lose_refused(start, entry)
-                place.entry = entry
+                self._move_to(entry)
             if awaited:
                 self._resume_at(entry)
             elif entry is not until or not refusals.ahead:
@@ -596,7 +608,8 @@ class LogCursor:
         place, refusals, start = self.place, self.refusals, self.place.entry
         if end.sequence > start.sequence:
             lost = Tally(map(sub, (*end.counts, *end.sizes), (*start.counts, *start.sizes)))
-            lost.subtract_figures(self.lose_refused(start, end))
+            for figures, _ in self.lose_refused(start, end):
+                lost.subtract_figures(figures)
             steps = any(lost[item] for item in kept) or (refusals is not None and refusals.restarts())
             while steps and (entry := place.entry) is not end:
                 for gate in refusals.arrive(entry.sequence) if refusals is not None else ():
@@ -642,9 +655,9 @@ class LogCursor:
     # -- inside: what is refused
 
     def _awaited(self, entry: Entry) -> bool:
-        """Whether `entry`, which is complete, is a key frame that ends the wait."""
-        wait, is_key = self.wait, entry.message_class is _KEY
-        return is_key and wait is not None and entry.sequence >= wait.start and not self.mask & _KEY_BIT
+        """Whether `entry`, which is a complete key frame, ends the wait."""
+        wait = self.wait
+        return wait is not None and entry.sequence >= wait.start and not self.mask & _KEY_BIT
 
     def _resume_at(self, key: Entry) -> None:
         """`key`, which is not behind the cursor, ends the wait: from it on, accept what the state allows.
@@ -674,9 +687,9 @@ class LogCursor:
             for gate in refusals.arrive(self.place.entry.sequence):
                 self._push_headers(gate.restart, gate.since)
 
-    def _refused(self, start: Entry, end: Entry) -> Iterator[Refused]:
+    def _refused(self, start: Entry, end: Entry) -> Sequence[Refused]:
         """Return what is refused between two places."""
-        return iter(()) if self.refusals is None else self.refusals.between(start, self._refused_until(end))
+        return () if self.refusals is None else self.refusals.between(start, self._refused_until(end))
 
     def _refused_until(self, end: Entry) -> Entry:
         """Return `end`, or the key frame before it that ends the wait.
@@ -686,13 +699,12 @@ class LogCursor:
         key = None if self.wait is None or self.mask & _KEY_BIT else self.wait.key
         return end if key is None or key.sequence >= end.sequence else key
 
-    def lose_refused(self, start: Entry, end: Entry) -> Tally:
-        """Count what is refused between two places as dropped; return how much it is."""
-        lost = Tally()
-        for figures, reason in self._refused(start, end):
+    def lose_refused(self, start: Entry, end: Entry) -> Sequence[Refused]:
+        """Count what is refused between two places as dropped; return what it is."""
+        refused = self._refused(start, end)
+        for figures, reason in refused:
             self.account.lost(reason).add_figures(figures)
-            lost.add_figures(figures)
-        return lost
+        return refused
 
     def accept_from(self, start: Entry, mask: int, reason: DropReason, restart: tuple[bytes, ...], now: float) -> None:
         """From `start` on, where no gate lies behind, refuse just `mask`; hand `restart` over before it."""

@@ -30,23 +30,29 @@ _NEAR_MESSAGES: Final = 64
 
 
 def peek_in_time(cursor: LogCursor, most: int, budget_bytes: int, timing: Timing) -> list[Item]:
-    """Return what `LogCursor.peek` does, up to a message that would be late; one that comes next is left out for good.
+    """Return what `LogCursor.peek` does, up to a message that would be late, when what comes next was left out if so."""
+    if not cursor.cuts_end:
+        return cursor.peek(most, budget_bytes)
+    leave_out_late(cursor, timing)
+    return cursor.peek(most, budget_bytes, timing)
+
+
+def leave_out_late(cursor: LogCursor, timing: Timing) -> None:
+    """Leave out for good what comes next and would be late, where a key frame would end a cut.
 
     That is a key frame with the restart messages that are for it alone.
     """
-    if not cursor.cuts_end:
-        return cursor.peek(most, budget_bytes)
     cursor.settle()
     cursor.leave_out_leading()
     while (entry := cursor.entry) is not cursor.tail and entry.next is not None:
         item, copies, ahead = entry.message_class, cursor.copies, cursor.copied[0]
         if not _is_late(cursor, entry, timing, ahead):
-            break
+            return
         if item is _INTER:
             _cut_from(cursor, KeyWait(entry, timing.now, lost=True), timing.now)
         elif item is _KEY:
             if not (timing.key_firm or entry.gop.next_key is not None or _delays_sound(cursor, timing, ahead)):
-                break  # nothing could stand in for it
+                return  # nothing could stand in for it
             if copies and tuple(wire for _, wire, _ in copies) == entry.gop.restart:
                 # Else what comes with every key frame would take the line from those that are in time.
                 cursor.drop_copies(DropReason.LATE, kept=())
@@ -55,10 +61,9 @@ def peek_in_time(cursor: LogCursor, most: int, budget_bytes: int, timing: Timing
         elif item is MessageClass.DISPOSABLE or not timing.sound_last or _without_pictures(cursor, timing, ahead):
             cursor.pass_by(DropReason.LATE)
         else:
-            break
+            return
         cursor.settle()
         cursor.leave_out_leading()
-    return cursor.peek(most, budget_bytes, timing)
 
 
 def cut_behind(cursor: LogCursor, timing: Timing) -> bool:

@@ -21,7 +21,7 @@ from flowctl.core.flow.state import Load, MessageClass
 from flowctl.core.flow.timing import Timing
 from flowctl.core.outgoing.backlog import NO_MESSAGES, Backlog, Item, OwnItem
 from flowctl.core.outgoing.cursor import LogCursor
-from flowctl.core.outgoing.lateness import cut_behind, peek_in_time
+from flowctl.core.outgoing.lateness import cut_behind, leave_out_late, peek_in_time
 from flowctl.core.outgoing.streamlog import Entry
 from flowctl.core.outgoing.thinning import drop_droppable, skip_to_key, thin_to_key_frame
 from flowctl.reasons import DropReason
@@ -172,9 +172,17 @@ class Outbox:
         if cursor is None or len(self.backlog):
             return None
         ahead = 0 if inflight is None else len(inflight.rest)
-        gathered = gather(cursor, most - (inflight is not None), budget_bytes, timing, ahead)
+        most -= inflight is not None
+        gathered = gather(cursor, most, budget_bytes, timing, ahead)
         if gathered is None:
-            return None
+            if timing is None or not cursor.cuts_end:
+                return None
+            timing.held_bytes += ahead
+            leave_out_late(cursor, timing)
+            timing.held_bytes -= ahead
+            gathered = gather(cursor, most, budget_bytes, timing, ahead, judged=True)
+            if gathered is None:
+                return None
         if not gathered.size_bytes:
             cursor.pass_gathered(gathered.end)
             return 0, False
@@ -516,13 +524,19 @@ class Gathered(NamedTuple):
 
 
 def gather(
-    cursor: LogCursor, most: int, budget_bytes: int, timing: Timing | None, ahead_bytes: int = 0
+    cursor: LogCursor,
+    most: int,
+    budget_bytes: int,
+    timing: Timing | None,
+    ahead_bytes: int = 0,
+    *,
+    judged: bool = False,
 ) -> Gathered | None:
     """Return what `LogCursor.peek` would, behind `ahead_bytes` of a message in flight, for `LogCursor.pass_gathered`.
 
     Returns:
         None: something is to be decided first: about values, a gate, leading pictures, crossroads, or what would be
-        late.
+        late. `judged`: not about the message that comes next.
     """
     entry = cursor.entry
     if cursor.wait is not None and entry.message_class is _KEY and entry.next is not None:
@@ -540,20 +554,26 @@ def gather(
     copied, size = len(wires), ahead_bytes + sum(map(len, wires))
     tail, joined_at = cursor.tail, cursor.joined_at
     since = max(entry.enqueued_at, joined_at)
+    restarts = cursor.wait is not None
     marks, late = [(ahead_bytes, since)], False
     if timing is not None:
         due, per_byte = timing.due, timing.seconds_per_byte
         moment = timing.now + timing.held_bytes * per_byte
     while entry is not tail and size < budget_bytes and len(wires) < most and (following := entry.next) is not None:
         message_class = entry.message_class
-        if message_class is _KEY and cursor.wait is not None:
+        if message_class is _KEY and restarts:
             break  # from here on more is accepted, once the cursor stands here
         if not mask >> message_class & 1:
-            wire, waited_from = entry.wire, max(entry.enqueued_at, joined_at)
+            wire, waited_from = entry.wire, entry.enqueued_at
             end = size + len(wire)
-            if timing is not None and moment - waited_from + end * per_byte > due[message_class]:
-                late = timing.late(message_class, len(wire), waited_from, size, entry.gop.key_bytes)
-            if late:
+            waited_from = max(waited_from, joined_at)
+            if (
+                timing is not None
+                and moment - waited_from + end * per_byte > due[message_class]
+                and not (judged and len(wires) == copied)
+                and timing.late(message_class, len(wire), waited_from, size, entry.gop.key_bytes)
+            ):
+                late = True
                 break
             if message_class is _KEY or waited_from - since > _GAP_S:
                 marks += (size, since), (size, waited_from), (end, waited_from)

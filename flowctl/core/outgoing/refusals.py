@@ -7,7 +7,6 @@ the entries' totals. Only a viewer that lags has any.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -116,26 +115,32 @@ class Refusals:
             self.ahead = self.ahead[:-1]
         return lost
 
-    def _stretches(self, first: Entry, last: Entry) -> Iterator[tuple[DropRefusal, Entry, Entry]]:
-        """Yield (what is refused, from where, up to where) from `first`, the cursor's place, up to `last`."""
-        refusal, start = self.here, first
+    def _stretches(self, first: Entry, last: Entry) -> list[tuple[DropRefusal, Entry, Entry]]:
+        """Return (what is refused, from where, up to where) from `first`, the cursor's place, up to `last`."""
+        refusal, start, stretches = self.here, first, []
         for gate in self.ahead:
             if gate.start.sequence >= last.sequence:
                 break
-            yield refusal, start, gate.start
+            stretches.append((refusal, start, gate.start))
             refusal, start = gate.refusal, gate.start
         if last.sequence > start.sequence:
-            yield refusal, start, last
+            stretches.append((refusal, start, last))
+        return stretches
 
-    def between(self, first: Entry, last: Entry) -> Iterator[Refused]:
-        """Yield what is refused from `first` up to `last`, as figures by reason."""
+    def between(self, first: Entry, last: Entry) -> list[Refused]:
+        """Return what is refused from `first` up to `last`, as figures by reason."""
+        refused: list[Refused] = []
         for refusal, start, end in self._stretches(first, last):
             for mask, reason in refusal.parts:
-                figures = [0] * (2 * CLASS_COUNT)
+                figures = None
                 for item in _ITEMS[mask]:
-                    figures[item] = end.counts[item] - start.counts[item]
-                    figures[item + CLASS_COUNT] = end.sizes[item] - start.sizes[item]
-                yield figures, reason
+                    if count := end.counts[item] - start.counts[item]:
+                        figures = figures or [0] * (2 * CLASS_COUNT)
+                        figures[item] = count
+                        figures[item + CLASS_COUNT] = end.sizes[item] - start.sizes[item]
+                if figures is not None:
+                    refused.append((figures, reason))
+        return refused
 
     def load_between(self, first: Entry, last: Entry) -> tuple[int, int]:
         """Return (wire bytes, messages) of what `between` returns, which is asked for with every write."""

@@ -136,7 +136,8 @@ def go_on_in(
     """
     entry, account, copies, extra = cursor.place.entry, cursor.account, cursor.copies, cursor.account.extra
     passed = Tally(account.passed(entry))
-    passed.add_figures(cursor.lose_refused(entry, cursor.tail))  # it stays lost: no count of what was dropped falls
+    for figures, _ in cursor.lose_refused(entry, cursor.tail):  # it stays lost: no count of what was dropped falls
+        passed.add_figures(figures)
     for wire in () if cursor.refusals is None else cursor.refusals.restarts():
         extra.subtract(MessageClass.HEADER, len(wire))
     if copies:

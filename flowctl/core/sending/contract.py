@@ -11,7 +11,6 @@ from flowctl.core.flow.state import SendState, StateChange
 from flowctl.core.loop.faults import as_exception, log_error
 from flowctl.core.outgoing.backlog import Item
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
-from flowctl.errors import InternalError
 from flowctl.reasons import CloseReason
 
 SenderT_contra = TypeVar("SenderT_contra", contravariant=True)
@@ -220,9 +219,3 @@ STEPS: Final = {
     (Standing.SUSPENDED, Standing.GONE): "it follows the log no longer",
 }
 """The legal steps, from which standing to which, and what causes them."""
-
-
-def step(old: Standing, new: Standing) -> Standing:
-    if (old, new) not in STEPS:
-        raise InternalError(f"a viewer that is {old.name} cannot become {new.name}")
-    return new

@@ -22,16 +22,18 @@ from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, Se
 from flowctl.core.flow.timing import CUT_PACE_S, ENDLESS, Forecast, Timing, crowded, target_s
 from flowctl.core.outgoing.outbox import Outbox
 from flowctl.core.sending.blame import LATE_S, Blame, Lag, blame, explain
-from flowctl.core.sending.contract import Standing, step
+from flowctl.core.sending.contract import STEPS, Standing
 from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.core.sending.slowpeer import HEALTHY_MS, SlowPeer, healthy_delay_ms
+from flowctl.errors import InternalError
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.units import format_count
 
 JOIN_CHECK_S: Final = 0.5
 """Time between two comparisons of a joiner's load: shorter than a group of pictures, longer than several flushes."""
-KEY_POLL_S: Final = 0.25
-"""Time between two looks at a blocked viewer that waits for a key frame; the log's growth comes sooner."""
+_KEY_LOOK_S: Final = 1.0
+"""Time between two looks at a blocked viewer that waits for a key frame: one that comes has its fan-out look at once,
+so that what this finds is a wait that has lasted too long."""
 
 
 class Clocks(NamedTuple):
@@ -109,7 +111,9 @@ class Judgement:
     # -- what has happened
 
     def stand_at(self, new: Standing) -> None:
-        self.stands = step(self.stands, new)
+        if (self.stands, new) not in STEPS:
+            raise InternalError(f"a viewer that is {self.stands.name} cannot become {new.name}")
+        self.stands = new
 
     def meet_kernel_anew(self) -> None:
         """Forget that the kernel refused something: it is offered more, or the owning thread is to meet EAGAIN."""
@@ -226,21 +230,21 @@ class Judgement:
         age_ms = load.age_ms - self.shared_stall_s(span, now - load.age_ms / 1000, now) * 1000
         return Load(load.size_bytes, load.messages, age_ms)
 
-    def far_load(self, now: float) -> Load | None:
-        """Return a load no less than that of a viewer that lags, if that is far from all marks: no need to look closer.
+    def far_load(self, now: float) -> tuple[int, int, float] | None:
+        """Return a `Load` no less than that of a viewer that lags, if that is far from all marks: no need to look closer.
 
         All that lies between its place and the end of the log is counted, refused or not. None: it is not so far.
         """
-        cursor, slow, outbox = self.outbox.cursor, self.slow, self.outbox
+        cursor, slow, outbox, core = self.outbox.cursor, self.slow, self.outbox, self.core
         if cursor is None or slow is None or slow.by_delay or len(outbox.backlog):
             return None
         if not self.judges_pictures(self.mask):
             return None
         size_bytes, messages = cursor.span
-        overhead_bytes = (messages + 1) * self.core.limits.overhead_bytes
+        messages += 1
+        size_bytes += outbox.inflight_bytes + messages * core.limits.overhead_bytes
         age_ms = (now - slow.drain.taken_at) * 1000
-        load = Load(size_bytes + outbox.inflight_bytes + overhead_bytes, messages + 1, age_ms)
-        return load if self.core.far_from(load) else None
+        return (size_bytes, messages, age_ms) if core.far_from(size_bytes, messages, age_ms) else None
 
     def queued_bytes(self, load: Load) -> int:
         return load.size_bytes - load.messages * self.core.limits.overhead_bytes
@@ -732,7 +736,7 @@ class Judgement:
             if cursor is not None and cursor.joining_to is not None:
                 looks_at = now + JOIN_CHECK_S
             elif outbox.waiting_for_key:
-                looks_at = now + KEY_POLL_S
+                looks_at = now + _KEY_LOOK_S
             if slow is not None and (until := self.held_until(slow)) > now:
                 held_until = until
         if settings.soft_too_long_s and core.slow_since is not None:

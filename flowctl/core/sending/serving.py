@@ -206,15 +206,19 @@ class Serving:
         """
         judgement, outbox, core = self._judgement, self._outbox, self._core
         slow = judgement.slow
-        if slow is None or self._guide is not None or not slow.pace_s or slow.due(now, in_turn=True):
+        if slow is None or self._guide is not None:
             return None
         if core.state is not SendState.OVERLOADED or judgement.far_load(now) is None:
             return None
         timing, settings = self._timing_locked(slow, now), judgement.settings
-        budget = slow.budget_bytes(settings.turn_bytes)
-        if not budget or slow.dry:
+        if not slow.ahead_bytes or (slow.dry and self._host.strained()):
             return None
-        while True:
+        full = taken = False
+        while not (full or taken):
+            budget = slow.budget_bytes(settings.turn_bytes)
+            if not budget:  # it was given a turn for a key frame, and has all that it is to have
+                taken = outbox.empty(with_log=True)
+                break
             result = outbox.write_gathered(self._transport, settings.turn_messages, budget, timing, slow.trail)
             if result is None:
                 return None
@@ -223,27 +227,23 @@ class Serving:
                 judgement.progress(now)
                 self._host.wrote(written)
             full, taken = slow.note_given(written, full=refused), outbox.empty(with_log=True)
-            if full or taken:
-                break
-            if not written:
+            if not (written or full or taken):
                 return None
-            self._note_waiting_locked(slow, now)
-            if timing is not None:
-                timing.held_bytes += written
-            budget = slow.budget_bytes(settings.turn_bytes)
+            if not (full or taken):
+                self._note_waiting_locked(slow, now)
+                timing = self._timing_locked(slow, now)
         self._note_late_locked(slow, now)
-        if not taken:
-            judgement.turned_plainly(refused=True)
-            if not slow.keeps_pace(now):
-                self._host.want_writable(True)
-                if judgement.armed_at <= now:
-                    self._arm_locked(now)
-                return inf
-        elif now < judgement.held_until(slow):
-            judgement.turned_plainly(refused=False)
-        else:
+        if taken and now >= judgement.held_until(slow):
             return None
-        return judgement.turn_at(now)
+        judgement.turned_plainly(refused=not taken)
+        if not taken and slow.due(now, in_turn=True):
+            self._sample_locked(now)
+        next_at = judgement.turn_at(now)
+        if next_at == inf:
+            self._host.want_writable(True)
+            if judgement.armed_at <= now:
+                self._arm_locked(now)
+        return next_at
 
     def _flush_locked(self, now: float, *, in_turn: bool = False) -> FlushResult:
         if self._judgement.blocked:
@@ -450,7 +450,8 @@ class Serving:
         reach = self._judgement.reach
         if reach is None:
             return OFF_MARK, OFF_MARK
-        return self._judgement.crossing_from(reach, self._judgement.far_load(now) or self._counted_locked(now))
+        far = self._judgement.far_load(now)
+        return self._judgement.crossing_from(reach, Load(*far) if far else self._counted_locked(now))
 
     def _review_locked(self, now: float, *, queued: bool = False) -> None:
         """Act on what time and the growth of the log (`queued`) have changed since the last review."""
@@ -548,23 +549,25 @@ class Serving:
         That is `tail`, when it has caught up with that, or where it stands, if rounds bring it on from there.
         """
         with self._lock:
-            cursor = self._outbox.cursor
-            if cursor is None or self._judgement.blocked or not self._outbox.empty(with_log=False):
+            cursor, outbox = self._outbox.cursor, self._outbox
+            if cursor is None or self._judgement.blocked or not outbox.empty(with_log=False):
+                return None
+            cursor.settle()  # what it takes all of begins where it stands
+            if not self._takes_all_locked(cursor):
                 return None
             if cursor.stands_at(tail):
-                return tail if self._takes_all_locked(cursor) else None
+                return tail
             at, cohort = cursor.entry, self._cohort
-            comes_on = cohort is not None and not cursor.copies and cohort.brings_on(at)
-            return at if comes_on and self._takes_all_locked(cursor) else None
+            return at if cohort is not None and not cursor.copies and cohort.brings_on(at) else None
 
     def _takes_all_locked(self, cursor: LogCursor) -> bool:
         """Return whether it takes all from where it stands, and is not one to be cut again at once."""
         judgement = self._judgement
         return (
-            self._close_reason is None
+            cursor.plain
+            and self._close_reason is None
             and not judgement.closing
             and judgement.stands is not _COHORT
-            and cursor.plain
             and not (self._core.would_block and judgement.cut_lately(self._host.now()))
         )
 

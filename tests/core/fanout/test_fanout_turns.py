@@ -14,9 +14,11 @@ from sender_kit import OVERLOADED, SOFT_LIMIT, by_messages
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.limits import NO_LIMITS
 from flowctl.core.flow.policy import KeepAll
-from flowctl.core.flow.state import MessageClass
+from flowctl.core.flow.state import FlowCore, MessageClass
+from flowctl.core.outgoing.outbox import Outbox
 from flowctl.core.outgoing.streamlog import Entry
-from flowctl.core.sending.contract import STEPS, Standing, step
+from flowctl.core.sending.contract import STEPS, Standing
+from flowctl.core.sending.judgement import Judgement
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import InternalError
 from flowctl.sender import Sender
@@ -351,11 +353,13 @@ GONE, QUEUED, SERVED, PACED, REFUSED, COHORT, SUSPENDED = Standing
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(Standing, Standing)))
 def test_step_when_it_is_not_in_the_table_is_refused(old, new):
+    judgement = Judgement(FlowCore(NO_LIMITS, 0.0), Outbox(), SenderSettings(), 0.0, stands=old)
     if (old, new) in STEPS:
-        assert step(old, new) is new
+        judgement.stand_at(new)
+        assert judgement.stands is new
     else:
         with pytest.raises(InternalError, match=f"{old.name} cannot become {new.name}"):
-            step(old, new)
+            judgement.stand_at(new)
 
 
 def test_table_when_followed_leads_everywhere_and_out_again():
