@@ -30,7 +30,7 @@ _NEAR_MESSAGES: Final = 64
 
 
 def peek_in_time(cursor: LogCursor, most: int, budget_bytes: int, timing: Timing) -> list[Item]:
-    """Return what `LogCursor.peek` does, up to a message that would be late, when what comes next was left out if so."""
+    """Return what `LogCursor.peek` does, up to what would be late; what comes next and would be is left out before."""
     if not cursor.cuts_end:
         return cursor.peek(most, budget_bytes)
     leave_out_late(cursor, timing)

@@ -231,9 +231,10 @@ class Judgement:
         return Load(load.size_bytes, load.messages, age_ms)
 
     def far_load(self, now: float) -> tuple[int, int, float] | None:
-        """Return a `Load` no less than that of a viewer that lags, if that is far from all marks: no need to look closer.
+        """Return a load no less than that of a viewer that lags, as of `Load`, if that is far from all marks.
 
-        All that lies between its place and the end of the log is counted, refused or not. None: it is not so far.
+        There is no need to look closer then. All that lies between its place and the end of the log is counted, refused
+        or not. None: it is not so far.
         """
         cursor, slow, outbox, core = self.outbox.cursor, self.slow, self.outbox, self.core
         if cursor is None or slow is None or slow.by_delay or len(outbox.backlog):
