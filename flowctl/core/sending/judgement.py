@@ -415,7 +415,7 @@ class Judgement:
         rate = slow.measure(now, written, kernel_bytes, log_rate, strained=strained)
         if cursor is None or (rate is None and not log_rate):
             return None
-        slow.paces_anew(rate, log_rate, cursor.log.fill_bytes)
+        slow.pace_anew(rate, log_rate, cursor.log.fill_bytes, held=kernel_bytes > 0)
         if rate is None or slow.drain.stalled(now):
             slow.forget_timing()
             return None

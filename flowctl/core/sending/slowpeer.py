@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from operator import add, sub
 from typing import Final
 
@@ -22,6 +23,9 @@ from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.meters import LEAST_SAMPLE_S, DelayMeter, DrainMeter, PictureMeter, Trail
 from flowctl.core.flow.state import CLASS_COUNT, Load
 from flowctl.core.flow.timing import (
+    EVEN_PACE_S,
+    EVEN_RATIO,
+    EVEN_S,
     LONGEST_PACE_S,
     MOST_AHEAD_BYTES,
     MOST_TARGET_S,
@@ -55,6 +59,9 @@ _LUMPY_S: Final = 2.0
 _ALONE_S: Final = 1.0
 """Time after a left-out picture for which a viewer that has taken everything is not written to with others: on a line
 of 80 % it would leave them again sooner, and to come and go costs as much as two turns."""
+_AT_ONCE_S: Final = 0.02
+"""Time from a write to the kernel's question for more in which most of that was taken by a peer that has room for it:
+its line is not what holds it, so it is given as much as at a rate that is not known, and not in many small parts."""
 _PROMPT_S: Final = 0.05
 """Longest time from a kernel's question to the turn that it leads to, for that to be no lateness of ours."""
 _SAMPLES_IN_TURNS: Final = 10
@@ -86,6 +93,9 @@ class SlowPeer:
     _timing_for: tuple[object, ...] = ()  # what that follows from, beside rate and time
     _lumpy_until: float = _NEVER  # until when its turns come when the kernel asks: their pace let it run dry
     _asked_at: float = _NEVER  # when the kernel last asked for more
+    _given_at: float = _NEVER  # when it was last given something
+    _even_rate: float = 0.0  # the rate has stayed close to this one
+    _even_since: float = inf
     told: bool = False  # whether the kernel has ever told of something that it holds
     returns: int = 0  # times old media were skipped
     delay_removed_ms: float = 0.0  # what skipping and thinning took off the age of the queue
@@ -205,28 +215,37 @@ class SlowPeer:
         self.lag.note(now, acknowledged, log_rate, waited=self.waited, dry=self.dry)
         taken = acknowledged - self._acknowledged if self.told else self.ahead_bytes
         self._allowed_bytes, self._acknowledged = min(self._allowed_bytes + taken, self.ahead_bytes), acknowledged
+        if taken > kernel_bytes and 0 <= self._asked_at - self._given_at < _AT_ONCE_S:
+            self._allowed_bytes = max(self.ahead_bytes, ahead_bytes(log_rate))
         return self.drain.sample(now, acknowledged, waited=self.waited and not dry)
 
-    def paces_anew(self, rate: float | None, log_rate: float, fill_bytes: int = 0) -> bool:
-        """Settle how much the kernel is given ahead of a peer, and how often; return whether the first has changed.
+    def pace_anew(self, rate: float | None, log_rate: float, fill_bytes: int = 0, *, held: bool = True) -> None:
+        """Settle how much the kernel is given ahead of a peer, and how often.
 
         Args:
-            rate: at which it takes. None: not known, so it is as last measured, or that of the log; or any, where the
-                kernel had run dry.
+            rate: at which it takes. None: not known, so it is as last measured while the kernel holds something, or
+                that of the log; or any, where the kernel had run dry.
             log_rate: of the followed log. Both in bytes per second.
             fill_bytes: what the kernel is given ahead of a viewer that keeps up. 0: as usual.
+            held: whether the kernel holds something.
         """
-        taken = rate or (None if self.dry else self.drain.rate)
-        as_usual = fill_bytes or MOST_AHEAD_BYTES
-        ahead = as_usual if taken is None and self.dry else ahead_bytes(taken or log_rate)
-        if self.drain.sampled_at < self._lumpy_until:  # what it takes at once is not to wait for two turns of ours
+        at = self.drain.sampled_at
+        if rate is not None and (
+            self._even_since > at or not self._even_rate <= rate * EVEN_RATIO <= self._even_rate * EVEN_RATIO**2
+        ):
+            self._even_rate, self._even_since = rate, at
+        even = at - self._even_since >= EVEN_S and not carries(self._even_rate, log_rate)
+        taken = rate or (self.drain.rate if held or not self.told else None)
+        if taken is None and self.dry:
+            ahead = fill_bytes or MOST_AHEAD_BYTES
+        else:
+            ahead = ahead_bytes(taken or log_rate, even=even)
+        if at < self._lumpy_until and not even:  # what it takes at once is not to wait for two turns of ours
             ahead = min(ahead * 3 // 2, MOST_AHEAD_BYTES)
-        self.pace_s = min(PACE_SHARE * ahead / taken, LONGEST_PACE_S) if taken else 0.0
-        if 6 * self.ahead_bytes <= 10 * ahead <= 16 * self.ahead_bytes:
-            return False
-        self._allowed_bytes += ahead - self.ahead_bytes
-        self.ahead_bytes = ahead
-        return True
+        self.pace_s = min(PACE_SHARE * ahead / taken, EVEN_PACE_S if even else LONGEST_PACE_S) if taken else 0.0
+        if not 6 * self.ahead_bytes <= 10 * ahead <= 16 * self.ahead_bytes:
+            self._allowed_bytes += ahead - self.ahead_bytes
+            self.ahead_bytes = ahead
 
     def keeps_pace(self, now: float) -> bool:
         """Return whether it takes so evenly that its kernel is not empty before its next turn."""
@@ -259,6 +278,8 @@ class SlowPeer:
         if not self.ahead_bytes:
             return False
         self._allowed_bytes = 0 if full else self._allowed_bytes - written_bytes
+        if written_bytes:
+            self._given_at = self.drain.sampled_at
         return self._allowed_bytes <= 0
 
     def kernel_asked(self, now: float) -> None:
@@ -288,7 +309,7 @@ class SlowPeer:
 
     def note_keeping_up(self) -> bool:
         """Note that it lags no longer; return whether the kernel is to be told that it takes as usual again."""
-        self._cutting, self.lag = False, Lag()
+        self._cutting, self.lag, self._even_since = False, Lag(), inf
         paced, self.ahead_bytes = self.ahead_bytes, 0
         return paced > 0
 

@@ -138,11 +138,12 @@ def test_pace_when_the_rate_changes_a_little_stays_and_else_follows():
     slow = SlowPeer(STEERED)
     assert slow.budget_bytes(10_000) == 10_000
     assert not slow.note_given(10_000, full=False)
-    assert slow.paces_anew(100_000, 0.0)
+    slow.pace_anew(100_000, 0.0)
     assert slow.ahead_bytes == slow.budget_bytes(1 << 20) == 30_000
-    assert not slow.paces_anew(110_000, 0.0)
+    slow.pace_anew(110_000, 0.0)
+    assert slow.ahead_bytes == 30_000
     assert not slow.note_given(15_000, full=False)
-    assert slow.paces_anew(200_000, 0.0)
+    slow.pace_anew(200_000, 0.0)
     assert slow.budget_bytes(1 << 20) == 45_000
     assert slow.note_given(45_000, full=False)
     assert slow.budget_bytes(1 << 20) == 0

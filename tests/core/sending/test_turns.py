@@ -105,8 +105,41 @@ def test_rate_when_the_kernel_had_run_dry_is_that_of_our_turns_and_no_evidence()
         slow.measure(float(step), 100_000 * step, 10 if step == 0 else 0)
         assert slow.drain.known(float(step)) is None
     assert slow.dry
-    assert slow.paces_anew(None, 300_000)
+    slow.pace_anew(None, 300_000)
     assert slow.ahead_bytes > 75_000, "it may carry more than the log: it is given as much as usual"
+
+
+def test_pace_when_a_rate_stays_gives_the_kernel_more_at_a_time_and_as_before_when_it_changes():
+    slow = SlowPeer(SenderSettings())
+    paces = []
+    for step in range(100):
+        slow.drain.sampled_at = now = 0.2 * step
+        slow.pace_anew(100_000 * (1.1 if step % 2 else 1.0) if now < 15 else 50_000, 300_000)
+        paces.append((now, slow.ahead_bytes, slow.pace_s))
+    assert {ahead for now, ahead, _ in paces if now < 6} == {30_000}
+    assert {ahead for now, ahead, _ in paces if 6.3 < now < 15} <= {45_000, 49_500}
+    assert (
+        max(pace for now, _, pace in paces if now < 6) <= 0.25 < min(pace for now, _, pace in paces if 6.3 < now < 15)
+    )
+    assert paces[-1][1:] == (15_000, pytest.approx(0.2))
+
+
+def test_budget_when_the_kernel_asks_at_once_is_as_at_a_rate_that_is_not_known():
+    slow = SlowPeer(SenderSettings())
+    slow.waited = True
+    for now, given in ((0.0, 5_000), (0.3, 10_000)):
+        slow.kernel_asked(now)
+        slow.measure(now, given, 1, 300_000)
+        slow.pace_anew(10_000, 300_000)
+        assert slow.budget_bytes(1 << 20) == 3_000
+        slow.note_given(3_000, full=False)
+    slow.kernel_asked(0.301)
+    slow.measure(0.301, 13_000, 1, 300_000)
+    assert slow.budget_bytes(1 << 20) == 90_000
+    slow.note_given(3_000, full=True)
+    slow.kernel_asked(0.6)
+    slow.measure(0.6, 16_000, 1, 300_000)
+    assert slow.budget_bytes(1 << 20) == 3_000
 
 
 def test_rate_when_the_kernel_asked_just_now_is_that_of_the_line_unless_our_thread_had_no_room():
