@@ -167,16 +167,17 @@ class StreamSet:
         for name in [*self._left][:-_MOST_LEFT]:
             del self._left[name]
 
-    def view(self, connection: Follower) -> SetPlace:
+    def view(self, connection: Follower, *, since: float | None = None) -> SetPlace:
         """Have a connection follow the set. The connection's thread.
 
         Args:
             connection: follows no log yet.
+            since: begin with the first key frame from this time on that is kept, in seconds. None: with the last one.
 
         Raises:
             LocalProtocolError: the connection follows a log already, or the set is empty.
         """
-        return SetPlace(connection, self)
+        return SetPlace(connection, self, since)
 
     def rates(self, now: float | None = None) -> dict[str, float]:
         """Return bytes per second of each rendition whose rate is known, smallest first. Any thread.
@@ -337,7 +338,7 @@ class SetPlace(FollowPlace):
 
     __slots__ = ("_everywhere", "_rendition", "_set", "_shown_ms", "book", "looks")
 
-    def __init__(self, connection: Follower, streams: StreamSet) -> None:
+    def __init__(self, connection: Follower, streams: StreamSet, since: float | None = None) -> None:
         now = connection.sender.host.now()
         self.looks: Final = RenditionLooks(RenditionRule(now))
         self._set = streams
@@ -350,9 +351,9 @@ class SetPlace(FollowPlace):
         self._everywhere = False  # whether to change over at any picture
         self._shown_ms: int | None = None  # then: media time of the last picture at which it did not
         log = rendition.log
-        cached, waits = log.cached, log.has_video
-        if cached is not None:
-            super().__init__(connection, rendition.fanouts, start=cached, prefix=cached.gop.restart)
+        start, waits = log.key_since(since), log.has_video
+        if start is not None:
+            super().__init__(connection, rendition.fanouts, start=start, prefix=start.gop.restart)
         else:
             super().__init__(connection, rendition.fanouts, prefix=() if waits else log.headers, wait_for_key=waits)
         if connection.renditions is None:

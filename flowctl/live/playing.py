@@ -28,6 +28,7 @@ from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.policy import LIVE_POLICIES, DropPolicy, Thin, Verdict
 from flowctl.core.flow.state import VIDEO_CLASSES, MessageClass, SendState, StateChange
+from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.core.sending.episodes import VIEWER_SLOW, Episode, EpisodeWords
 from flowctl.core.text.addresses import address_of
 from flowctl.errors import LimitExceededError, LocalProtocolError
@@ -164,13 +165,16 @@ class Playing:
             self._tell_start()
         return place
 
-    def follow(self, place: StartPlace) -> None:
-        """Follow the stream from `place`, or take a seat among its renditions if there are any."""
+    def follow(self, place: StartPlace, since: float | None = None) -> None:
+        """Follow the stream from `place`, or take a seat among its renditions if there are any.
+
+        What it gets of these begins with the last key frame, or with the first one from `since` on, in seconds.
+        """
         self._begun = True
         renditions = self._renditions
-        if renditions is not None and not renditions.sound_alone:
+        if renditions is not None and not renditions.sound_alone and not self._over:
             track = self._wants.track if renditions.of_tracks else None
-            self._seat = renditions.view(self._connection, self._wire.wire_format, track=track)
+            self._seat = renditions.view(self._connection, self._wire.wire_format, track=track, since=since)
             if self._seat is not None:
                 self.waits_until = None
             elif track is not None and self.waits_until is None:  # it may come; a mistake must not wait for ever
@@ -183,10 +187,20 @@ class Playing:
         start, prefix, wait = place
         FollowPlace(self._connection, self._wire.fanouts, start=start, prefix=prefix, wait_for_key=wait)
 
-    def follow_live(self) -> None:
-        """Follow the log of the publication that there is now, from where a viewer starts."""
+    @property
+    def log(self) -> StreamLog:
+        """The log that it follows, or is to follow, where it has no seat."""
+        return self._wire.log
+
+    def rejoin(self) -> StartPlace:
+        """Take the log of the publication that there is now, or comes next; return where a viewer starts in it."""
         self._wire = self.stream.rejoin(self._wire)
-        self.follow(self.stream.start_place(self._wire))
+        return self.stream.start_place(self._wire)
+
+    def reserve(self) -> Callable[[], None] | None:
+        """Have what renditions there are keep what it is to `follow` later; what is returned gives that up."""
+        found = self._renditions
+        return None if found is None else found.begin_format(self._wire.wire_format)
 
     @property
     def _renditions(self) -> RenditionSet | None:
@@ -208,7 +222,14 @@ class Playing:
         seat, publisher = self._seat, self.stream.publisher
         return seat is not None and (publisher is None or (publisher is seat.renditions and self._renditions is None))
 
+    @property
+    def _over(self) -> bool:
+        """Whether its log has ended for good: it gets what is left there, and no part of what follows."""
+        return self._seat is None and self._wire.wire_format.ends and self._wire.log.ended
+
     def _sits_well(self) -> bool:
+        if self._over:
+            return True
         renditions, seat = self._renditions, self._seat
         if renditions is None or renditions.sound_alone:
             return seat is None and self._connection.place is not None and not self._wire.frozen

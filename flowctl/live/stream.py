@@ -18,7 +18,7 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outgoing.streamlog import Entry
 from flowctl.errors import LimitExceededError
 from flowctl.live.config import LiveConfig
-from flowctl.wire.rtmp.media.media import MediaInfo, inspect
+from flowctl.wire.rtmp.media.media import MediaInfo, inspect, named_tracks
 from flowctl.wire.rtmp.wire import CLOCK_HALF, CLOCK_MASK, TYPE_AUDIO, TYPE_VIDEO
 from flowctl.wire.streams.groups import FRAMES, LONGEST_KEY_INTERVAL_S, PictureGroups
 from flowctl.wire.streams.wirelog import KeptHeaders, RtmpChunks, WireFormat, WireLog
@@ -40,6 +40,10 @@ GIVEN_WIRES: Final = MOST_WIRES // 2
 """Ids up to this one are never refused: createStream gives out the lowest free one, so players who make up numbers, or
 open many streams, do not use up those of the others."""
 _LONGEST_GAP_MS: Final = 3_600_000
+BELIEVED_S: Final = 10.0
+"""Time from the first frame of a publisher in which a track is believed to come that has a header alone, or a name in
+metadata: bridges from WebRTC and drones send sound seconds behind the picture. Some encoders name what they never send.
+"""
 
 
 MEDIA_TYPES: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})
@@ -138,6 +142,8 @@ class Stream:
         # what is to be recorded, or written as HLS, and is not: by kind, with the reason; replaced as a whole
         self.unwritten: Mapping[str, str] = {}
         self.codecs: dict[str, str] = {}  # "video" and "audio", as the publisher last showed them
+        self._sent: dict[str, float] = {}  # the same: when its first frame came
+        self._named: frozenset[str] = frozenset()  # the same: those that its metadata name
 
     def configure(self, config: LiveConfig) -> None:
         """Take other settings: cache and flush interval at once, others for logs that are made later. Any thread."""
@@ -204,7 +210,7 @@ class Stream:
             for key, _, (type_id, payload) in waiting.items() if waiting is not None else ():
                 timestamp = (self._last_timestamp or 0) if type_id in MEDIA_TYPES else 0
                 info = inspect(type_id, payload)
-                self._note_codec(info)
+                self._note_tracks(info, payload, now)
                 self._show(info, MessageClass.HEADER, type_id, timestamp, timestamp, payload, now)
                 for wire in self._wires.values():
                     wire.append(type_id, timestamp, payload, MessageClass.HEADER, now, header_key=key)
@@ -238,8 +244,8 @@ class Stream:
             self.messages_in[message_class] += 1
             self.bytes_in += len(payload)
             header_key = None
-            if message_class is _HEADER or info.kind not in self.codecs:  # some have no header
-                self._note_codec(info)
+            if message_class is _HEADER or info.kind not in self._sent:
+                self._note_tracks(info, payload, now)
             if message_class is _HEADER:
                 header_key = info.sticky_key
             elif message_class is _KEY:
@@ -354,16 +360,33 @@ class Stream:
         with self._lock:
             return (self._rebase(timestamp, MessageClass.KEY, now) - timestamp) & CLOCK_MASK
 
-    def _note_codec(self, info: MediaInfo) -> None:
+    def _note_tracks(self, info: MediaInfo, payload: bytes, now: float) -> None:
         self._lock.assert_owned()
-        if info.codec and (0 in info.tracks or info.kind not in self.codecs):
-            self.codecs[info.kind] = info.codec
+        if info.packet == "metadata" and info.kind == "data":
+            self._named = named_tracks(payload)
+        elif info.codec:
+            if 0 in info.tracks or info.kind not in self.codecs:  # some have no header
+                self.codecs[info.kind] = info.codec
+            if info.message_class in CLOCKED:
+                self._sent.setdefault(info.kind, now)
+
+    def tracks(self, now: float) -> tuple[set[str], float | None]:
+        """Return which of "audio" and "video" the publisher sends, or has told of and may still send, and since when.
+
+        None: it has sent none yet. Any thread.
+        """
+        sent = dict(self._sent)
+        began = min(sent.values(), default=None)
+        told = self._named.union(self.codecs) if began is None or now - began < BELIEVED_S else ()
+        return {"audio", "video"}.intersection(sent.keys() | told), began
 
     def _forget_headers(self) -> None:
         self._lock.assert_owned()
         for wire in self._wires.values():
             wire.forget_headers()
+        self._named = frozenset()
         self.codecs.clear()
+        self._sent.clear()
 
     def end(self, now: float) -> None:
         """Tell the viewers, through the logs, that the stream has ended, and empty the caches."""

@@ -526,6 +526,8 @@ class StreamLog:
         self._keep_keys_s = seconds
         if not seconds:
             self.keys = ()
+        elif not self.keys and self._cached is not None:
+            self.keys = (self._cached,)
 
     def drop_cache(self) -> None:
         """Empty the GOP cache: the next viewer to join waits for a key frame. For a publisher that went away."""
@@ -536,6 +538,11 @@ class StreamLog:
     def cached(self) -> Entry | None:
         """The key frame at which a viewer can start now. None: there is none within the bounds of the cache."""
         return self._cached
+
+    def key_since(self, since: float | None) -> Entry | None:
+        """Return the first key frame kept from `since` on, in seconds; `cached` for None, and where there is none."""
+        keys = () if since is None else (key for key in self.keys if key.enqueued_at >= since)
+        return next(iter(keys), self._cached)
 
     @property
     def oldest(self) -> Entry | None:

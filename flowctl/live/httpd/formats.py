@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
 from flowctl import flv
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.streamlog import CacheLimits, Entry, StreamLog
 from flowctl.live.httpd.exchange import HeaderFields
-from flowctl.live.stream import Stream
+from flowctl.live.stream import StartPlace, Stream
 from flowctl.wire.rtmp.wire import CLOCK_MASK, TYPE_DATA_AMF0, TYPE_DATA_AMF3
 from flowctl.wire.streams.wirelog import WireFormat
 from flowctl.wire.websocket.frames import LONG, SHORT, close_frame, frame
@@ -95,9 +98,18 @@ CHUNKS: Final = FlvChunks()
 FRAMES: Final = FlvFrames()
 
 
+_BOTH: Final = frozenset({"audio", "video"})
 SETTLE_S: Final = 1.0
-"""Time in which a stream that has just begun shows both sound and picture. The header of FLV says which there are, and
-mpegts.js waits for ever for one that was announced and does not come."""
+"""Time from the first frame of a stream in which it sends or names the other track. A header cannot be taken back:
+mpegts.js waits for ever for a track that it tells of and that never comes, ExoPlayer ignores one that it does not."""
+SILENT_S: Final = 20.0
+"""Time after which a stream without a frame is announced with both: as long as `first_media_s` lets it be."""
+_HELD: Final = CacheLimits()
+"""What is held of a log meanwhile is no more than its GOP cache may hold by default."""
+_LOOK_S, _LATER_LOOK_S, _LOOK_SHARE = 0.02, 0.2, 0.3
+"""Time between two looks at first, at most, and as a share of the time since the publication began: tracks mostly show
+themselves at once, and a crowd may wait for seconds."""
+_PICTURES: Final = (MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE)
 FLV_TYPE: Final = "video/x-flv"
 
 
@@ -109,17 +121,26 @@ class FlvPlay:
     reader: FrameReader | None = None  # of what a WebSocket player says
     taken: bool = False  # whether the kernel has the head of the response, so that answers to frames go behind it
     look_at: float | None = None  # when to look again what the stream shows. None: it need not be.
+    # where it is to begin, with all that comes meanwhile, and since when. None: it has begun.
+    held: tuple[StartPlace, float] | None = None
+    give_up: Callable[[], None] | None = None  # what it has reserved of renditions
 
-    def settled(self, stream: Stream, now: float) -> bool:
-        return len(_kinds(stream)) > 1 or now - (stream.published_at or 0.0) >= SETTLE_S
+    def let_go(self) -> None:
+        self.held = None  # it would hold all that comes from now on
+        if self.give_up is not None:
+            self.give_up()
+            self.give_up = None
 
-    def head(self, stream: Stream, headers: HeaderFields) -> bytes:
+    def look_later(self, stream: Stream, now: float) -> None:
+        since_s = now - (stream.published_at or 0.0)
+        self.look_at = now + min(_LOOK_S + since_s * _LOOK_SHARE, _LATER_LOOK_S)
+
+    def head(self, tracks: Collection[str], headers: HeaderFields) -> bytes:
         """Return all that goes before the first tag: the head of the response, and FLV's own.
 
         Players of HTTP/1.0 know no chunks: for them the body is as long as the connection lasts.
         """
-        kinds = _kinds(stream)
-        media = self.wire_format.wrapped(flv.header(audio="audio" in kinds, video="video" in kinds))
+        media = self.wire_format.wrapped(flv.header(audio="audio" in tracks, video="video" in tracks))
         if self.accept_key:
             extra = [(name.encode(), value.encode("latin-1")) for name, value in headers]
             return switching_head(self.accept_key, extra) + media
@@ -130,6 +151,16 @@ class FlvPlay:
         return f"HTTP/1.1 200 OK\r\n{text}\r\n".encode("latin-1") + media
 
 
-def _kinds(stream: Stream) -> set[str]:
-    """Return which of audio and video the publisher has shown; both where it has shown none."""
-    return {"audio", "video"} & set(stream.codecs) or {"audio", "video"}
+def settled_tracks(stream: Stream, now: float, log: StreamLog, first: Entry) -> Collection[str]:
+    """Return which of audio and video a player that begins at `first` is told of; empty: that cannot be said yet.
+
+    Of a publication that has ended those that it has sent; empty: no frame has come.
+    """
+    tracks, began = stream.tracks(now)
+    if log.ended:  # asked last: the tracks may be those of the next publication
+        came = [after - before for after, before in zip(log.tail.counts, first.counts, strict=True)]
+        found = {"audio": came[MessageClass.AUDIO], "video": sum(came[item] for item in _PICTURES)}
+        return {kind for kind, count in found.items() if count}
+    late = now - (stream.published_at or 0.0) >= SILENT_S if began is None else now - began >= SETTLE_S
+    full = first.next is not None and _HELD.passed(first, log.tail, now)
+    return (tracks or _BOTH) if late or full or len(tracks) > 1 else ()

@@ -36,7 +36,7 @@ from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.live.access.request import TOO_SLOW, LiveRequest, Question, Refusal
 from flowctl.live.config import Redirect
 from flowctl.live.httpd.exchange import Exchange, Handler, HeaderFields, HttpLimits, Request, Routes, usual_headers
-from flowctl.live.httpd.formats import CHUNKS, FLV_TYPE, FRAMES, GOING_AWAY, TAGS, FlvPlay
+from flowctl.live.httpd.formats import CHUNKS, FLV_TYPE, FRAMES, GOING_AWAY, TAGS, FlvPlay, settled_tracks
 from flowctl.live.hub import Hub
 from flowctl.live.inputrate import InputRate
 from flowctl.live.playing import Playing, PlayWords, ViewerSession, Wants, refusal_word, track_of
@@ -73,7 +73,6 @@ _VERSIONS: Final = frozenset({b"1.0", b"1.1"})
 _ALLOW: Final = "GET, HEAD, OPTIONS"
 _PREFLIGHT_S: Final = 86_400
 _AGENT_CHARS: Final = 256
-_LOOK_S: Final = 0.05
 
 
 class _AskedOverHttp(NamedTuple):
@@ -590,7 +589,7 @@ class HttpSession(ViewerSession):
             self._flv.reader = FrameReader(_MESSAGE_BYTES)
         wire = stream.join_format(wire_format)
         self._playing = Playing(self, PlayWords(), self._hub, stream, wire, Wants(track=track_of(live.query)))
-        self._playing.begin()
+        self._flv.held = self._playing.begin(), now
         if self._hub.gate.tells_of("play"):
             self._played = self._told = live
             self._hub.gate.note_begin(live)
@@ -610,16 +609,25 @@ class HttpSession(ViewerSession):
 
     def _begin_if_settled(self, now: float) -> None:
         flv, playing = self._flv, self._playing
-        if flv is None or playing is None or self._phase is not Phase.ANSWERING or playing.waiting:
+        if flv is None or playing is None or flv.held is None or self._phase is not Phase.ANSWERING:
             return
-        if not flv.settled(playing.stream, now):
-            flv.look_at = now + _LOOK_S
+        place, since = flv.held
+        ended = playing.log.ended
+        if playing.waiting and not ended:
+            return
+        tracks = settled_tracks(playing.stream, now, playing.log, place[0])
+        if not tracks:
+            if ended:  # without a frame: the next publication may have some
+                flv.held = playing.rejoin(), now
+            flv.give_up = flv.give_up or playing.reserve()
+            flv.look_later(playing.stream, now)
             return
         self._phase, flv.look_at = Phase.PLAYING, None
-        head = flv.head(playing.stream, [*usual_headers(), *self._cors()])
+        head = flv.head(tracks, [*usual_headers(), *self._cors()])
         self.connection.sender.send(head, MessageClass.DATA, droppable=False)
         self._exchange = self._http = None
-        playing.follow_live()
+        playing.follow(place, since)
+        flv.let_go()
         _log.info("play started", **self._fields(playing.stream.name), protocol=self.protocol, agent=self.user_agent)
         if flv.accept_key:
             self._put_off_ping(now)
@@ -630,8 +638,9 @@ class HttpSession(ViewerSession):
         self.connection.receiver.trigger_input()
 
     def stream_ended(self, stream: Stream) -> None:
-        """The publisher has gone for good: a response that has begun ends, another one waits."""
+        """The publisher has gone for good: a response that has begun or has frames to give ends, another one waits."""
         super().stream_ended(stream)
+        self._begin_if_settled(self.connection.now())
         if self._phase is Phase.PLAYING:  # also where it is back already: the log has said that it ended
             self._leave("the publisher has gone")
         self._arm()
@@ -661,8 +670,10 @@ class HttpSession(ViewerSession):
         return close_frame(1008, f"{reason.value} {details}") if self._phase is Phase.PLAYING else b""
 
     def _give_up(self, limit: str, limit_s: float) -> None:
-        exchange, playing = self._exchange, self._playing
+        exchange, playing, flv = self._exchange, self._playing, self._flv
         self._flv = None
+        if flv is not None:
+            flv.let_go()
         if playing is not None:
             self._hub.limit_hit(limit)
             self._tell_limit(limit, limit_s, limit_s)
@@ -786,6 +797,8 @@ class HttpSession(ViewerSession):
         asked, self._asked = self._asked, None
         if asked is not None:
             asked.question.cancel()
+        if self._flv is not None:
+            self._flv.let_go()
         super().closed(reason, details)
         if self._told is not None:
             sent_bytes = self.connection.sender.account(rows=False).bytes_sent

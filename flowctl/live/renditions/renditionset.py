@@ -22,6 +22,7 @@ import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -439,8 +440,15 @@ class RenditionSet:
 
     # -- viewers
 
-    def view(self, connection: Connection, wire_format: WireFormat, *, track: int | None = None) -> Seat | None:
-        """Follow the set; `track`: that one alone.
+    def view(
+        self,
+        connection: Connection,
+        wire_format: WireFormat,
+        *,
+        track: int | None = None,
+        since: float | None = None,
+    ) -> Seat | None:
+        """Follow the set; `track`: that one alone; `since`: see `StreamSet.view`.
 
         None: there is nothing to follow yet, `changed` tells. The connection's thread.
         """
@@ -456,9 +464,10 @@ class RenditionSet:
             stream_set, wire = item.by_codec[codec], None if wanted is None else item.wires[wanted]
         try:
             if wanted is None or wire is None:
-                place: FollowPlace = stream_set.view(connection)
+                place: FollowPlace = stream_set.view(connection, since=since)
             else:
-                start, prefix, wait = wanted.stream.start_place(wire)
+                key = wire.log.key_since(since)
+                start, prefix, wait = (key, key.gop.restart, False) if key else wanted.stream.start_place(wire)
                 place = FollowPlace(connection, wire.fanouts, start=start, prefix=prefix, wait_for_key=wait)
         except BaseException as error:
             self._leave_format(item)
@@ -466,6 +475,13 @@ class RenditionSet:
                 return None
             raise
         return Seat(self, place, item, wanted, codec)
+
+    def begin_format(self, wire_format: WireFormat) -> Callable[[], None]:
+        """Make logs in a format for a viewer to come, who begins `since` now; what is returned gives them up."""
+        with self._lock:
+            item = self._format_locked(wire_format)
+            item.viewers += 1
+        return partial(self._leave_format, item)
 
     def _find_locked(self, name: str) -> Rendition | None:
         return next((item for item in self._renditions if item.name == name), None)

@@ -11,11 +11,16 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import BytesMessage, Request
 
 from flowctl import flv
+from flowctl.connection import Connection
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.flv import FlvReader
 from flowctl.live.config import LiveConfig
+from flowctl.live.httpd.exchange import Routes
+from flowctl.live.httpd.formats import CHUNKS, FRAMES
 from flowctl.live.httpd.serving import listen_http
+from flowctl.live.httpd.session import FlvRoute, HttpSessions
 from flowctl.live.server import build_live_server
+from flowctl.testing.driving import MemoryWire
 from flowctl.wire.rtmp.amf.amf0 import encode
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
 
@@ -212,6 +217,57 @@ class Web:
         for client in self.clients:
             client.close()
         assert self.server.stop(2.0)
+
+
+class MemoryPlayer:
+    """A player of FLV in a `World`: no sockets, no time that passes."""
+
+    def __init__(self, world, headers="", name="live/room") -> None:
+        self.wire = MemoryWire(("192.0.2.9", 9))
+        self.session = HttpSessions(world.hub, Routes({".flv": FlvRoute()}), frozenset())()
+        self.connection = Connection(self.wire, self.session, clock=world.clock, limits=world.limits)
+        self.form = FRAMES if headers else CHUNKS
+        self.wire.up += f"GET /{name}.flv HTTP/1.1\r\n{HOST}{headers}\r\n".encode()
+        world.group.add(self.connection)
+        world.run()
+
+    @property
+    def flags(self):
+        """Return what the header tells of. None: it has not come."""
+        return self._read()[0]
+
+    @property
+    def payloads(self):
+        return [tag.payload for tag in self._read()[1] if tag.type_id != 18]
+
+    def _read(self):
+        reader, tags = FlvReader(check_back_pointers=True), []
+        _, _, rest = bytes(self.wire.down).partition(b"\r\n\r\n")
+        while rest and not rest.startswith((b"0\r\n", b"\x88")):
+            inside = self.form.unwrapped(rest[: self._length(rest)])
+            tags += reader.feed(rest[inside])
+            rest = rest[self._length(rest) :]
+        header = reader.header
+        return header and {kind for kind in ("audio", "video") if getattr(header, kind)}, tags
+
+    def _length(self, data):
+        """Return the length of the first chunk or frame."""
+        if self.form is CHUNKS:
+            size, _, _ = data.partition(b"\r\n")
+            return len(size) + int(size, 16) + 4
+        at, size = {126: (4, data[2:4]), 127: (10, data[2:10])}.get(data[1], (2, data[1:2]))
+        return at + int.from_bytes(size, "big")
+
+
+def send_frames(world, publisher, count, make=key, type_id=TYPE_VIDEO, size=0):
+    """Publish that many frames, ten a second; return them."""
+    sent = []
+    for number in range(count):
+        publisher.at += 100
+        publisher.send(type_id, frame := make(b"%d" % number) + b"." * size)
+        sent.append(frame)
+        world.run(0.1)
+    return sent
 
 
 def wait_for(condition):

@@ -65,18 +65,6 @@ def test_stream_when_asked_for_by_http_1_0_comes_without_chunks(web):
     assert wait_for(web.ended)[-1].details == "the publisher has gone"
 
 
-def test_stream_when_only_sound_is_published_announces_sound_alone(web):
-    web = web()
-    publisher = web.publisher(headers=False)
-    publisher.stream.published_at -= 5.0
-    publisher.send(TYPE_AUDIO, AAC_HEADER)
-    publisher.send(TYPE_AUDIO, audio(b"a"))
-    client = web.client()
-    client.get()
-    header, _ = client.tags(1)
-    assert (header.audio, header.video) == (True, False)
-
-
 def test_player_when_nobody_publishes_waits_and_is_served_when_somebody_does(web):
     """As players of RTMP; nothing is sent before, so that it may still be 404."""
     web = web()

@@ -41,7 +41,7 @@ from flowctl.wire.rtmp.media.frames import (
 )
 from flowctl.wire.rtmp.media.nal import is_open
 
-__all__ = ["Body", "MediaInfo", "Packet", "inspect", "refers_back"]
+__all__ = ["Body", "MediaInfo", "Packet", "inspect", "named_tracks", "refers_back"]
 
 # Message type ids, Adobe RTMP 1.0 section 7.1; the same numbers are FLV tag types.
 _TYPE_AUDIO, _TYPE_VIDEO = 8, 9
@@ -159,6 +159,11 @@ def _amf_string_prefixes(text: bytes) -> tuple[bytes, bytes]:
 
 _ON_METADATA: Final = _amf_string_prefixes(b"onMetaData")
 _SET_DATA_FRAME: Final = _amf_string_prefixes(b"@setDataFrame")
+_NAMES_OF_TRACKS: Final = {  # in AMF0; what stands behind is the marker of a value
+    "audio": (b"\0\x0caudiocodecid", b"\0\x08hasAudio"),
+    "video": (b"\0\x0cvideocodecid", b"\0\x08hasVideo"),
+}
+_NUMBER, _TRUE, _STRING = b"\0", b"\1\1", b"\2"
 _DATA_PREFIX_OCTETS: Final = 48  # both names with their markers, the octets in front of them, the marker of the value
 
 
@@ -178,3 +183,19 @@ def _inspect_data(body: Body) -> MediaInfo:
         if head.startswith(prefix):
             return _DATA_METADATA if len(head) > len(prefix) else _DATA_OTHER
     return _DATA_OTHER
+
+
+def named_tracks(metadata: bytes) -> frozenset[str]:
+    """Return which of ``audio`` and ``video`` onMetaData says that there are; a codec 0 or "" is none.
+
+    The names are looked for and nothing is parsed: it is asked for whatever a publisher sends.
+    """
+    return frozenset(kind for kind, names in _NAMES_OF_TRACKS.items() if any(_is_set(metadata, name) for name in names))
+
+
+def _is_set(metadata: bytes, name: bytes) -> bool:
+    _, _, behind = metadata.partition(name)
+    value = behind[:9]
+    if value[:1] == _NUMBER:
+        return len(value) == 9 and any(value)
+    return value[:2] == _TRUE or (value[:1] == _STRING and any(value[1:3]))

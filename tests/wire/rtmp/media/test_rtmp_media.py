@@ -10,7 +10,7 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.amf.values import EcmaArray
 from flowctl.wire.rtmp.media.enhanced import MAX_MODIFIERS, MAX_TRACKS
-from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.media.media import inspect, named_tracks
 
 AUDIO, VIDEO, DATA_AMF3, DATA = 8, 9, 15, 18
 
@@ -465,3 +465,20 @@ def test_multitrack_round_trip(form, tracks):
     expected = [track[0] if form == 2 else tracks[0][0] for track in tracks]
     assert info.tracks == tuple(track for _, track, _ in tracks)
     assert info.codecs == tuple(fourcc.decode() for fourcc in expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"videocodecid": 7.0, "width": 640.0, "audiocodecid": 10.0}, {"audio", "video"}),
+        ({"videocodecid": "avc1", "audiocodecid": ""}, {"video"}),
+        ({"audiocodecid": 0.0, "hasVideo": False, "hasAudio": True}, {"audio"}),
+        ({"videocodecid": None, "title": "audiocodecid"}, set()),
+        ({"width": 640.0}, set()),
+    ],
+)
+def test_metadata_when_it_names_codecs_names_tracks(values, named):
+    for body in (amf0.encode("onMetaData", values), amf0.encode("@setDataFrame", "onMetaData", EcmaArray(values))):
+        assert named_tracks(body) == named
+        for end in range(len(body)):
+            assert named_tracks(body[:end]) <= named
