@@ -1,23 +1,27 @@
 """Recordings as FLV: the messages as they came, with times that begin at 0.
 
 Metadata of a publisher say how long the film is that it sends, if anything. In a file ``duration`` and ``filesize`` are
-those of the file: 0 while it is written, since players then look for the last tag.
+those of the file: 0 while it is written, since players then look for the last tag. So is what the header says of sound
+and picture; while it is written, that is what has come by the first piece, or is named in the metadata.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 from flowctl.flv import BACK_POINTER_BYTES, TAG_AUDIO, TAG_HEADER_BYTES, TAG_SCRIPT, TAG_VIDEO, header, tag
 from flowctl.live.remux.course import Unit
+from flowctl.wire.rtmp.media.media import named_tracks
 from flowctl.wire.rtmp.wire import CLOCK_MASK
 
 SUFFIX: Final = ".flv"
+_FLAGS_AT: Final = 4
 _FRONT_BYTES: Final = 13  # file header and the back pointer of no tag
 _TYPES: Final = frozenset({TAG_AUDIO, TAG_VIDEO, TAG_SCRIPT})
+_TYPE_OF: Final = {"audio": TAG_AUDIO, "video": TAG_VIDEO}
 _READ_BYTES: Final = 1 << 20
 _DURATION: Final = b"\0\x08duration\0"  # a name in AMF0, and the marker of the number behind it
 _FILE_SIZE: Final = b"\0\x08filesize\0"
@@ -25,9 +29,23 @@ _NUMBER: Final = struct.Struct(">d")
 
 
 def flv_of(headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], base_ms: int) -> bytes:
-    kinds = {type_id for type_id, _ in headers} | {unit.type_id for unit in units}
-    front = header(TAG_AUDIO in kinds, TAG_VIDEO in kinds)
-    return front + b"".join(tag(type_id, 0, payload) for type_id, payload in headers) + tags_of(units, base_ms)
+    return (
+        _front(types_of(headers, units))
+        + b"".join(tag(type_id, 0, payload) for type_id, payload in headers)
+        + tags_of(units, base_ms)
+    )
+
+
+def types_of(headers: Sequence[tuple[int, bytes]], units: Sequence[Unit]) -> set[int]:
+    return {type_id for type_id, _ in headers} | {unit.type_id for unit in units}
+
+
+def _front(types: Container[int]) -> bytes:
+    return header(TAG_AUDIO in types, TAG_VIDEO in types)
+
+
+def _flags(types: Container[int]) -> bytes:
+    return _front(types)[_FLAGS_AT : _FLAGS_AT + 1]
 
 
 def tags_of(units: Sequence[Unit], base_ms: int) -> bytes:
@@ -40,13 +58,17 @@ class FlvForm:
 
     def __init__(self) -> None:
         self._base_ms: int | None = None
+        self._types: set[int] = set()  # of tags in the file
         self._numbers: dict[bytes, int] = {}  # where metadata say how long the file is
 
     def add(self, headers: Sequence[tuple[int, bytes]], units: Sequence[Unit]) -> bytes | None:
+        self._types |= types_of(headers, units)
         if self._base_ms is not None:
             return tags_of(units, self._base_ms)
         self._base_ms = units[0].at_ms
-        data = bytearray(flv_of(headers, units, self._base_ms))
+        file = bytearray(flv_of(headers, units, self._base_ms))
+        named = {_TYPE_OF[kind] for type_id, data in headers if type_id == TAG_SCRIPT for kind in named_tracks(data)}
+        file[_FLAGS_AT : _FLAGS_AT + 1] = _flags(self._types | named)
         at = _FRONT_BYTES
         for type_id, payload in headers:
             at += TAG_HEADER_BYTES
@@ -56,20 +78,25 @@ class FlvForm:
                     self._numbers[name] = at + found + len(name)
             at += len(payload) + BACK_POINTER_BYTES
         for where in self._numbers.values():
-            _NUMBER.pack_into(data, where, 0.0)
-        return bytes(data)
+            _NUMBER.pack_into(file, where, 0.0)
+        return bytes(file)
 
     def lengths(self, media_s: float, size_bytes: int) -> dict[int, bytes]:
         values = {_DURATION: media_s, _FILE_SIZE: size_bytes}
-        return {where: _NUMBER.pack(values[name]) for name, where in self._numbers.items()}
+        told = {where: _NUMBER.pack(values[name]) for name, where in self._numbers.items()}
+        return {_FLAGS_AT: _flags(self._types), **told}
 
 
 def whole_flv_bytes(number: int) -> int:
-    """Return how many octets of a file are whole tags with their back pointers; 0 if none of them is media."""
+    """Return how many octets of a file are whole tags with their back pointers; 0 if none of them is media.
+
+    What the file's header says of sound and picture is made to be what the tags say.
+    """
     size = os.fstat(number).st_size
     if os.pread(number, 3, 0) not in (b"FLV", b""):
         raise ValueError("no FLV")
-    at, media, window, begin = _FRONT_BYTES, False, b"", 0
+    at, window, begin = _FRONT_BYTES, b"", 0
+    types: set[int] = set()
     step = TAG_HEADER_BYTES + BACK_POINTER_BYTES
 
     def read(where: int, count: int) -> bytes:
@@ -86,9 +113,12 @@ def whole_flv_bytes(number: int) -> int:
             break
         if struct.unpack(">I", read(end - BACK_POINTER_BYTES, BACK_POINTER_BYTES))[0] != TAG_HEADER_BYTES + body:
             break
-        media = media or head[0] != TAG_SCRIPT
+        types.add(head[0])
         at = end
-    return at if media else 0
+    if not types - {TAG_SCRIPT}:
+        return 0
+    os.pwrite(number, _flags(types), _FLAGS_AT)
+    return at
 
 
 MP4: Final = ".mp4"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from remux_kit import Bench, Disk, moved, source, tags_of
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.flv import FlvTag
-from flowctl.live.remux.files import NameTemplate
+from flowctl.live.remux.files import NameTemplate, recover
+from flowctl.live.remux.flvform import whole_bytes
 from flowctl.live.remux.intake import MessagesLost
 from flowctl.live.remux.writer import RETRY_S, RecorderState
 from flowctl.wire.rtmp.amf import amf0
@@ -225,6 +227,25 @@ def test_metadata_when_they_tell_the_length_of_the_publishers_film_tell_that_of_
     values = amf0.decode(tags_of(first)[0].payload)[1]
     assert values == {"duration": length_s, "width": 640.0, "filesize": first.stat().st_size}
     assert 1.8 < length_s <= 2.0
+
+
+@pytest.mark.parametrize("kept", [8, 9])
+@pytest.mark.parametrize(
+    "end", [Bench.end, lambda bench: (os.close(bench.recorder._file._number), recover(bench.folder, whole_bytes))]
+)
+def test_file_when_a_track_comes_late_or_never_has_the_header_of_what_is_in_it(tmp_path, kept, end):
+    """What comes in the first piece shows only what is there by then."""
+    tags = [tag for tag in source(3) if tag.type_id != 18]
+    one, both = Bench(tmp_path / "one"), Bench(tmp_path / "both")
+    one.feed([FlvTag(18, 0, amf0.encode("onMetaData", {"audiocodecid": 10.0, "videocodecid": 7.0}))])
+    one.feed([tag for tag in tags if tag.type_id == kept])
+    both.feed([tag for tag in tags if tag.type_id == kept or tag.timestamp >= 1500], at_once=1)
+    flags = [next(bench.folder.glob("*.part")).read_bytes()[4] for bench in (one, both)]
+    assert flags == [5, {8: 4, 9: 1}[kept]]
+    for bench in (one, both):
+        end(bench)
+    flags = [(bench.folder / "live-room.flv").read_bytes()[4] for bench in (one, both)]
+    assert flags == [{8: 4, 9: 1}[kept], 5]
 
 
 @pytest.mark.parametrize("told", [{}, {"duration": "long"}, {"title": "\0\x08duration\0"}])
