@@ -646,9 +646,15 @@ class HttpSession(ViewerSession):
         self._arm()
 
     def stream_published(self, stream: Stream) -> None:
+        if self._phase is Phase.OVER:  # it gets what is left, and no part of what follows
+            return
         super().stream_published(stream)
         self._begin_if_settled(self.connection.now())
         self._arm()
+
+    def renditions_changed(self, stream: Stream) -> None:
+        if self._phase is not Phase.OVER:
+            super().renditions_changed(stream)
 
     def server_stops(self) -> None:
         """Tell a WebSocket player that the server goes away, behind the frame it is being sent; what waits is left out.

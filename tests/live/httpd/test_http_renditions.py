@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from http_kit import HOST, Socket, wait_for
-from live_kit import audio, inter, key
+import pytest
+from http_kit import HOST, UPGRADE, MemoryPlayer, Publisher, Socket, send_frames, wait_for
+from live_kit import World, audio, inter, key
 from wsproto.events import CloseConnection
 
 from flowctl.flv import FlvReader
+from flowctl.live.config import LiveConfig
 from flowctl.live.settings.renditions import RenditionNames
 
 SUFFIXES = ("_1080", "_720")
@@ -107,3 +109,20 @@ def test_player_when_it_comes_and_goes_leaves_nothing_behind(web):
     assert renditions._formats == {}
     show.group(b"two")
     assert {wire.wire_format.name for wire in face.wires} == {"1"}
+
+
+@pytest.mark.parametrize("headers", ["", UPGRADE], ids=["chunks", "frames"])
+def test_slow_player_of_a_set_when_its_members_are_back_gets_the_rest_of_what_ended(headers):
+    world = World(LiveConfig(**SET))
+    publisher = Publisher(world, "live/show_720", headers=False)
+    send_frames(world, publisher, 13)
+    player = MemoryPlayer(world, headers, "live/show")
+    player.wire.room = len(player.wire.down)
+    sent = send_frames(world, publisher, 5)
+    publisher.end()
+    world.run()
+    send_frames(world, Publisher(world, "live/show_720", headers=False), 5)
+    player.wire.room = None
+    world.run()
+    assert player.payloads[-5:] == sent
+    assert bytes(player.wire.down).endswith(b"the publisher has gone" if headers else b"\r\n0\r\n\r\n")
