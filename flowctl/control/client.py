@@ -74,7 +74,8 @@ async def call_parts(
         _check_there(Path(where.socket))
     async with RpcNode(name="flowctl-call", keys=keys) as node:
         try:
-            conn = await node.connect(address, timeout_s=min(timeout_s, CONNECT_S))
+            # Ephemeral: with one key, the next command would take the connection of this one over.
+            conn = await node.connect(address, timeout_s=min(timeout_s, CONNECT_S), ephemeral_routing_id=True)
         except RpcError as error:
             raise _not_reached(address, where) from error
         if not reply:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import zmq
 from e2e_kit import open_live_server, wait_until
 
-from flowctl.control.client import OperationError, call_operation
+from flowctl.control.client import OperationError, call_operation, call_parts
 from flowctl.control.listener import MOST_WAITING_CALLS, listener_of
 from flowctl.control.operations import BY_NAME
 from flowctl.errors import ConfigError
 from flowctl.nodes.rpc.access.access import AuthLevel
+from flowctl.nodes.rpc.node import RpcNode
 from flowctl.wire.zeromq.curve import KeyPair
 
+WAIT_S = 20.0
 SHORT_S = 0.3
 """For callers that are not let in: nobody answers them."""
 
@@ -52,6 +56,35 @@ def keys(tmp_path):
         "control_clients": clients,
     }
     return SimpleNamespace(server=server, admin=admin, basic=basic, clients=clients, settings=settings)
+
+
+def test_calls_when_two_have_one_key_are_both_answered():
+    """As of two operators, or two commands at once: none takes the connection of the other over."""
+    keys, called, go_on = KeyPair.generate(), threading.Event(), threading.Event()
+
+    def wait() -> str:
+        called.set()
+        return "waited" if go_on.wait(WAIT_S) else "not called meanwhile"
+
+    node = RpcNode(keys=KeyPair.generate())
+    node.add_category("any", reserved_threads=2)
+    node.add_request_command("any", "wait", lambda _: wait())
+    node.add_request_command("any", "go", lambda _: go_on.set() or "gone")
+    address = node.listen_curve("tcp://127.0.0.1:*").replace("tcp:", "curve:") + f"/{node.keys.public.hex()}"
+
+    def call(command: str) -> list[bytes]:
+        return asyncio.run(call_parts(address, command, [], keys, WAIT_S))
+
+    with ThreadPoolExecutor() as pool:
+        node.start()
+        try:
+            first = pool.submit(call, "any.wait")
+            assert called.wait(WAIT_S)
+            assert call("any.go") == [b"gone"]
+            assert first.result() == [b"waited"]
+        finally:
+            go_on.set()
+            node.stop()
 
 
 def test_call_when_by_the_socket_of_the_user_may_do_all(listening):
