@@ -115,7 +115,9 @@ def test_fleet_when_a_member_is_killed_has_the_same_at_each_again(fleet):
     found = wait_until(lambda: fleet.is_one("c"), "all hold the same")
     assert (found["bans"], found["lifted"], found["limits"], found["strangers"]) == (2, 1, True, 0)
     output = run("fleet", "status", "--server", fleet.address("a"))[1]
-    assert "member:    a" in output
+    assert "member:     a" in output
+    assert "name taken: no" in output
+    assert "  duplicates" in output
     assert all(len(line) <= 80 for line in output.splitlines())
     assert fleet.end() == [0] * 3
     fleet.running.clear()

@@ -278,6 +278,7 @@ class Member:
             "lifted": sum(word.kind is WordKind.LIFT for word in words),
             "limits": any(word.kind is WordKind.LIMITS for word in words),
             "strangers": self._gossip.strangers,
+            "name_taken": any(self._messenger.taken_over(other.connection) for other in self._gossip.others.values()),
             "members": [
                 {
                     "member": name,
@@ -286,6 +287,7 @@ class Member:
                     "waiting": self._messenger.pending_count(other.connection),
                     "words": other.count,
                     "dropped": other.dropped,
+                    "duplicates": self._messenger.duplicate_count(0, name),
                 }
                 for name, other in self._gossip.others.items()
             ],

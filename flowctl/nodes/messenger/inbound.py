@@ -77,6 +77,7 @@ class MessengerInbound:
     _malformed_at: float = -_MALFORMED_EVERY_S
 
     def received(self, peer: MessengerPeer, frame: bytes, rest: list[bytes]) -> None:
+        peer.unheard_since, peer.silences = None, 0
         try:
             header = parse_message(frame)
             if header.destination_callback == ACK:
@@ -103,10 +104,17 @@ class MessengerInbound:
             announced = peer.endpoint.announcement(peer.envelope[0])
             if announced is not None and announced != extension.incarnation:
                 extension = None  # payload that looks like it: the sender announced something else
+            elif not self._outbound.meet(peer, extension.incarnation):
+                self.refused_count += 1
+                return
             else:
                 self._outbound.note_announcement(peer, extension.incarnation)
         if extension is None:
-            incarnation = self._outbound.learn_by_handshake(peer)
+            learned = self._outbound.learn_by_handshake(peer)
+            if learned is None:
+                self.refused_count += 1
+                return
+            incarnation = learned
         else:
             incarnation, rest = extension.incarnation, rest[1:]
         effects: list[Effect] | None = None if self._outbound.store is None or self._ack_on_receipt else []

@@ -77,6 +77,7 @@ class MessengerStatistics:
     malformed: int  #: messages that no peer should send, thrown away
     late: int  #: acknowledgements and responses that nothing waited for
     handler_errors: int  #: exceptions of handlers, contained
+    duplicates: int  #: times that a second messenger was found under one identity: a peer's, or this one's own
 
 
 class Messenger:
@@ -461,6 +462,16 @@ class Messenger:
         with self._lock:
             return sum(len(peer.delivery) for peer in peers or self._peers())
 
+    def duplicate_count(self, router_id: int, identity: str | bytes) -> int:
+        """Return how often it was found that two messengers come to a listener under one identity; any thread."""
+        peer = self._listener(router_id).peers.get(as_identity(identity))
+        return 0 if peer is None else peer.holder.count
+
+    def taken_over(self, connection_id: int) -> bool:
+        """Return whether another messenger of this identity is connected there, so that this one stays away."""
+        connection = self._connections.get(connection_id)
+        return connection is not None and connection.taken_over
+
     def statistics(self) -> MessengerStatistics:
         """Return a frozen snapshot; O(peers), any thread."""
         outbound, inbound = self._outbound, self._inbound
@@ -481,6 +492,7 @@ class Messenger:
                 malformed=inbound.malformed_count,
                 late=outbound.late_count + sum(peer.delivery.late_count for peer in peers),
                 handler_errors=self._handlers.error_count,
+                duplicates=outbound.duplicates.count,
             )
 
     # --- life, inner steps ---------------------------------------------------------------------------------------
@@ -595,6 +607,8 @@ class Messenger:
         self._check_peer_count()
         endpoint = MessengerSocket(self._connection_count, self.identity, callback, is_router=False)
         self._open_socket(endpoint, address, destination.pubkey)
+        if endpoint.takes_over:
+            self._outbound.note_duplicate_within(endpoint)
         self._connection_count += 1
         self._add_peer(endpoint, b"")
         self._connections[endpoint.number] = endpoint
@@ -751,20 +765,27 @@ class Messenger:
     # --- receiving; the group's thread ---------------------------------------------------------------------------
 
     def _router_received(self, endpoint: MessengerSocket, frames: list[bytes]) -> None:
-        if len(frames) < 3 or frames[1]:
+        shows_itself = len(frames) == 2 and not frames[1] and bool(endpoint.announcement(frames[0]))
+        if (len(frames) < 3 or frames[1]) and not shows_itself:
             self._inbound.note_malformed(
                 RemoteProtocolError(f"a message of {len(frames)} frames without an empty second one")
             )
             return
-        pubkey = "" if self._keys is None else endpoint.sender_pubkey()
         peer = endpoint.peers.get(frames[0])
-        if self._keys is not None and not self._may_speak(endpoint, peer, frames[0], pubkey):
+        if peer is None and frames[0].startswith(b"\0") and endpoint.left_over():
             self._inbound.refused_count += 1
             return
+        pubkey = "" if self._keys is None else endpoint.sender_pubkey()
+        if self._keys is not None and not self._may_speak(endpoint, peer, frames[0], pubkey):
+            self._inbound.refused_count += 1
+            if peer is not None:
+                peer.holder.bring_back()
+            return
+        if shows_itself:
+            if peer is not None:
+                self._outbound.learn_by_handshake(peer, connects=True)
+            return
         if peer is None:
-            if frames[0].startswith(b"\0") and endpoint.left_over():
-                self._inbound.refused_count += 1
-                return
             try:
                 parse_message(frames[2])  # a peer that sends none is not remembered
                 self._check_peer_count()

@@ -7,11 +7,13 @@ no store is touched under the lock.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from secrets import randbits
@@ -21,14 +23,27 @@ import zmq
 
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outcomes.pending import Outcome, Pending
+from flowctl.core.text.printable import short
 from flowctl.errors import BusyError, ClosedError
 from flowctl.nodes.messenger.delivery import Delivery, DeliverySettings, Outgoing, decode_record, encode_record
 from flowctl.nodes.messenger.message import Failure, Handler, Handlers
-from flowctl.nodes.messenger.peer import MessengerPeer, MessengerSocket
+from flowctl.nodes.messenger.peer import DIAL_AGAIN_S, MessengerPeer, MessengerSocket
 from flowctl.nodes.messenger.store import MessageStore
 from flowctl.nodes.messenger.storefile import ANNOUNCES, Effect, StoredMessage
-from flowctl.nodes.messenger.wire import FIRST_CALLBACK, MAX_ID, Extension, Header, Life, encode_message, parse_acks
+from flowctl.nodes.messenger.wire import (
+    FIRST_CALLBACK,
+    MAX_ID,
+    Extension,
+    Header,
+    Life,
+    encode_message,
+    encode_taken_over,
+    parse_acks,
+)
 from flowctl.pollgroup import PollGroup
+from flowctl.wire.zeromq.line import DUPLICATE_HINT, DuplicateLog, PeerLine
+
+_log: Final = logging.getLogger("flowctl.messenger")
 
 MAX_CALLBACKS: Final = 65_536
 """Message-specific callbacks that may wait for their response at a time."""
@@ -106,6 +121,7 @@ class MessengerOutbound:
         self._callbacks_timer_at: float | None = None
         self.echo_bytes = 0  #: octets of echoes that are unacknowledged, with what each costs beside its own
         self.sent_count = self.acknowledged_count = self.given_up_count = self.late_count = 0
+        self.duplicates: Final = DuplicateLog()
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -333,6 +349,8 @@ class MessengerOutbound:
                 break
             count = self._hand_over(peer, batch, floor) if reachable else 0
             self.sent_count += count
+            if count and peer.unheard_since is None:
+                peer.unheard_since = now
             with self._lock:
                 delivery.note_taken(batch[:count], now)
                 if count < len(batch):
@@ -379,6 +397,10 @@ class MessengerOutbound:
         """Try again what is due, and give up what has no more time or attempts; called by the peer's timer."""
         with self._lock:
             given_up = peer.delivery.take_due(now)
+        if peer.is_too_silent(now):
+            peer.endpoint.hang_up()
+            # Not at once: a ROUTER without handover would ignore a second connection of an identity.
+            self._group().call_later(DIAL_AGAIN_S, peer.endpoint.dial_again)
         for message, outcome in given_up:
             self._report_given_up(peer, message, outcome)
         self._send_to(peer)
@@ -404,7 +426,11 @@ class MessengerOutbound:
 
     def take_ack(self, peer: MessengerPeer, header: Header) -> None:
         now = self._group().now()
-        self.learn_by_handshake(peer)
+        if self.learn_by_handshake(peer) is None:
+            return
+        if header.body == encode_taken_over(self.incarnation)[6:]:
+            self._taken_over(peer)
+            return
         ranges = parse_acks(header, self.incarnation)
         with self._lock:
             messages = peer.delivery.note_acknowledged_ranges(ranges, now)
@@ -511,14 +537,52 @@ class MessengerOutbound:
         if ready:
             self._group().call_soon(self.pump)
 
-    def learn_by_handshake(self, peer: MessengerPeer) -> int:
-        """Look at what the peer announced when it connected; return its incarnation, 0: it announced none."""
+    def learn_by_handshake(self, peer: MessengerPeer, *, connects: bool = False) -> int | None:
+        """Look at what the peer announced when it connected; return its incarnation, 0: it announced none.
+
+        None: it is not heard any more. `connects`: it is known that this is the first message of its connection.
+        """
         incarnation = peer.endpoint.announcement(peer.envelope[0])
         if incarnation is None:  # left over by one that has closed: it is as it was
             return peer.arrivals.incarnation or 0
+        if (connects or incarnation != peer.announced) and not self.meet(peer, incarnation):
+            return None
         if incarnation != peer.announced or peer.delivery.announced is None:
             self.note_announcement(peer, incarnation)
         return incarnation
+
+    def meet(self, peer: MessengerPeer, incarnation: int) -> bool:
+        """Note who has the peer's identity; False: another one has, and the sender of the present message is told."""
+        endpoint, line = peer.endpoint, PeerLine.of(peer.endpoint.socket.frame)
+        if peer.holder.came(incarnation, line):
+            return True
+        if peer.holder.note_return(line):
+            come = f"come as {short(peer.envelope[0])} to" if endpoint.is_router else "answer in turn at"
+            if told := self.duplicates.note(peer.holder, self._group().now()):
+                _log.warning("two messengers %s %s: %s; hint: %s", come, endpoint.address, told, DUPLICATE_HINT)
+            if endpoint.is_router:
+                with suppress(zmq.ZMQError):
+                    endpoint.socket.send([*peer.envelope, encode_taken_over(incarnation)])
+        if not endpoint.is_router:  # we are at one end of a line of which two take turns at the other
+            peer.holder.accept(incarnation, line)
+        return not endpoint.is_router
+
+    def note_duplicate_within(self, endpoint: MessengerSocket) -> None:
+        """Tell of a connection within the process that has ended another's: ZeroMQ makes that one no other."""
+        self.duplicates.count += 1
+        who = endpoint.address, short(endpoint.identity)
+        _log.warning("two messengers of this process connect to %s as %s; hint: %s", *who, DUPLICATE_HINT)
+
+    def _taken_over(self, peer: MessengerPeer) -> None:
+        """Stay away from a listener at which another one has this messenger's identity now."""
+        endpoint = peer.endpoint
+        if not (endpoint.is_router or endpoint.taken_over):
+            endpoint.stay_away()
+            self.duplicates.count += 1
+            _log.error(
+                "another messenger has connected to %s as %s, this one stays away; hint: %s",
+                *(endpoint.address, short(endpoint.identity), DUPLICATE_HINT),
+            )
 
     def note_announcement(self, peer: MessengerPeer, incarnation: int) -> None:
         """Note that a peer announced the extension, or that it does not any more (0).
@@ -527,6 +591,8 @@ class MessengerOutbound:
         and to its peer it would be another message.
         """
         known, peer.announced = peer.announced, incarnation
+        if not peer.endpoint.is_router:
+            peer.endpoint.show_itself(understood=incarnation > 0)
         if not incarnation or self.store is None or peer.delivery.announced:
             with self._lock:
                 peer.delivery.announced = bool(incarnation)

@@ -19,13 +19,13 @@ from flowctl.nodes.messenger.message import To
 from flowctl.nodes.messenger.wire import (
     ANNOUNCEMENT,
     EARLIER,
-    METADATA_OPTION,
     Life,
     encode_announcement,
     encode_earlier,
     parse_announcement,
     parse_earlier,
 )
+from flowctl.wire.zeromq.line import METADATA_OPTION, IdentityHolder, PeerLine
 from flowctl.wire.zeromq.socket import ZmqSocket, notice_dead_peers
 
 _INPROC: Final[dict[tuple[int, str], Life]] = {}
@@ -36,6 +36,12 @@ _INPROC_DIALLED: Final[dict[tuple[int, str, bytes], Life]] = {}
 _RECONNECT_MS: Final = 50
 """Pause of ZeroMQ before it connects again; it doubles up to `_RECONNECT_MOST_MS`."""
 _RECONNECT_MOST_MS: Final = 2000
+SILENCE_S: Final = 10.0
+"""Time without a word of a listener that messages are sent to, after which the connection is made anew: another
+messenger may have taken its identity before it was heard, so that neither end has noticed. The reason may be a slow
+handler as well, so this is twice as long each time."""
+_MOST_SILENCES: Final = 5
+DIAL_AGAIN_S: Final = 0.25
 _DEAD_AFTER_S: Final = 10
 """Time without an answer of its system after which a peer counts as gone."""
 
@@ -53,7 +59,10 @@ class MessengerPeer:
     to: To = field(init=False)
     envelope: list[bytes] = field(init=False)
     announced: int = 0  #: its incarnation; 0: it understands no extension, or has not said so yet
+    holder: IdentityHolder = field(default_factory=IdentityHolder)  #: of its identity
     acks: list[tuple[int, int]] = field(default_factory=list)  #: to send in this turn: incarnation, id of the message
+    unheard_since: float | None = None  #: when something was sent to it first after it was heard last
+    silences: int = 0  #: times that this lasted too long since
     handling_count: int = 0  #: coroutines of handlers that run for its messages
     handling_bytes: int = 0
     echo_count: int = 0  #: unacknowledged echoes that it has asked for
@@ -67,6 +76,15 @@ class MessengerPeer:
         self.key = endpoint.key_of(route)
         self.to = (endpoint.number, route) if endpoint.is_router else endpoint.number
         self.envelope = [route, endpoint.identity, b""] if endpoint.is_router else [b""]
+
+    def is_too_silent(self, now: float) -> bool:
+        """Return whether to connect anew, since the listener says nothing; a raw peer need not say anything."""
+        endpoint, since = self.endpoint, self.unheard_since
+        may_be_silent = endpoint.is_router or endpoint.taken_over or self.delivery.announced is False
+        if since is None or may_be_silent or now - since < SILENCE_S * 2 ** min(self.silences, _MOST_SILENCES):
+            return False
+        self.unheard_since, self.silences = None, self.silences + 1
+        return not endpoint.address.startswith("inproc:")
 
     def deadline_due(self, now: float) -> None:
         self.timer_at = None
@@ -84,6 +102,10 @@ class MessengerSocket:
     namesakes: int = field(default=0, kw_only=True)  #: earlier listeners of the same identity
     peers: dict[bytes, MessengerPeer] = field(default_factory=dict)  #: by routing id; of a DEALER the one peer has b""
     address: str = ""  #: what it is bound or connected to
+    taken_over: bool = False  #: another messenger of this identity is connected there, and this one stays away
+    takes_over: bool = (
+        False  #: another one of this process was connected so, and was not closed; its connection has ended
+    )
     socket: ZmqSocket = field(init=False)
     _context_id: int = 0
     _file: Path | None = None
@@ -126,7 +148,28 @@ class MessengerSocket:
         self.address = address
         self._context_id = id(raw.context)
         if address.startswith("inproc:"):
+            before = _INPROC_DIALLED.get((self._context_id, address, self.identity), life)
             _INPROC_DIALLED[self._context_id, address, self.identity] = life
+            self.takes_over = before.incarnation != life.incarnation
+
+    def show_itself(self, *, understood: bool) -> None:
+        """Have each further connection say that it is there, if the listener understands that."""
+        self.socket.raw.set(zmq.PROBE_ROUTER, understood)
+
+    def dial_again(self) -> None:
+        if not (self.socket.closed or self.taken_over):
+            self.socket.raw.connect(self.address)
+            self.socket.look_for_messages()
+
+    def stay_away(self) -> None:
+        """Leave the listener to another messenger of this identity."""
+        self.taken_over = True
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        with suppress(zmq.ZMQError):
+            self.socket.raw.disconnect(self.address)
+        self.socket.look_for_messages()
 
     def announced_within(self) -> int:
         """Return the incarnation of the listener of this process that this DEALER is connected to; 0: none is known."""
@@ -138,13 +181,19 @@ class MessengerSocket:
 
         ZeroMQ gives a route of chance to a peer that has no identity, but also to a connection whose identity another
         one has taken: what was not read of it yet then seems to come from somebody new, and would be applied again
-        when its sender tries again. The handshake still says what it called itself.
+        when its sender tries again. The handshake still says what it called itself. A messenger comes again, and then
+        it is told; a raw peer would take over from its successor, and so on for ever.
         """
         frame = self.socket.frame
         try:
-            return frame is not None and bool(frame.get("Identity"))
+            if frame is None or not frame.get("Identity"):
+                return False
         except zmq.ZMQError:  # it had no handshake: it is in this process
             return False
+        line = PeerLine.of(frame) if self.announcement(b"") else None
+        if line is not None:
+            line.cut()
+        return True
 
     def sender_pubkey(self) -> str:
         """Return the public key that the connection of the present message has proven to hold, hex; "": it has none."""

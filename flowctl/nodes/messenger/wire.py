@@ -10,7 +10,12 @@ incarnation, which ZeroMQ hands over with each message and a peer that does not 
 
 - a message has one frame more, behind the header's: incarnation of the sender, number of the message among those to
   this peer, and what is needed to keep an order (`Extension`);
-- one acknowledgement speaks of many messages: its body is ``{incarnation}:{first}-{last},...`` in hexadecimal.
+- one acknowledgement speaks of many messages: its body is ``{incarnation}:{first}-{last},...`` in hexadecimal;
+- the acknowledgement of message 0 with the body ``{incarnation}:taken-over`` says that another messenger has come under
+  the identity of this one, and that this one is not heard any more.
+
+One of ours that finds such a peer at the other end says so at each further connection, by a message without any frames
+(``ZMQ_PROBE_ROUTER``): whose the identity is now is known before anything is sent.
 
 A sender with a store goes on with the outbox of its earlier lives, under a new incarnation. Which those were, and which
 of their numbers it has taken over, it says in a second property, `EARLIER`. A peer that does not ask for that takes it
@@ -48,8 +53,6 @@ EARLIER: Final = "X-Flowctl-Messenger-Earlier"
 MAX_EARLIER: Final = 32
 """Earlier lives that are named: as often may a sender start and end before a receiver hears of it, with the same
 messages still in its outbox; what that receiver handled before and did not acknowledge it then handles again."""
-METADATA_OPTION: Final = 95
-"""``ZMQ_METADATA``, which pyzmq names only where libzmq was built with its drafts; libzmq has it since 4.3."""
 MAX_RANGES: Final = 4096
 """Ranges in one acknowledgement: some more than the messages that are read before acknowledgements leave."""
 
@@ -176,6 +179,10 @@ def parse_acks(header: Header, incarnation: int) -> list[tuple[int, int]]:
 
 def encode_announcement(incarnation: int) -> bytes:
     return b"%b:1:%x" % (ANNOUNCEMENT.encode(), incarnation)
+
+
+def encode_taken_over(incarnation: int) -> bytes:
+    return b"0-0-2-%x:taken-over" % incarnation
 
 
 def parse_announcement(text: str | None) -> int | None:

@@ -70,6 +70,7 @@ class RpcStatistics:
     late_count: int  #: replies and failures to what waits no more
     malformed_count: int  #: messages that were none, or too long, or out of place
     unsent_count: int  #: times that a message found too much waiting for its peer: it was dropped, or put off
+    duplicates: int  #: times that a second node was found with one key: a peer's, or this one's own
     jobs: JobStatistics  #: worker threads and their queues
 
 
@@ -872,7 +873,7 @@ class RpcNode:
         elif name == wire.HELLO:
             self._reaching.received_hello(peer)
         elif name == wire.BYE:
-            self._reaching.received_bye(peer)
+            self._reaching.received_bye(peer, taken_over=frames[1:2] == [wire.TAKEN_OVER])
         elif name == wire.UNKNOWN_COMMAND:
             self._asking.received_unknown(peer, frames)
         elif name in {wire.ITEM, wire.CREDIT, wire.CANCEL}:
@@ -999,6 +1000,7 @@ class RpcNode:
             late_count=asking.late_count,
             malformed_count=self._malformed_count + asking.malformed_count + odd,
             unsent_count=reaching.unsent_count,
+            duplicates=reaching.duplicate_count + sum(listener.duplicates.count for listener in listeners),
             jobs=self._jobs.statistics(),
         )
 

@@ -33,17 +33,25 @@ class Fleet:
     def __init__(self, folder, stack):
         self.keys = {name: KeyPair.generate() for name in "abc"}
         self.members = {name: Destination(name, f"ipc://{folder}/{name}", self.keys[name].public) for name in "abc"}
+        self.stack, self.folder = stack, folder
         self.books, self.at = {}, {}
         for name in "ab":
-            jobs, book = SimpleQueue(), BanBook()
-            Thread(target=lambda jobs=jobs: [job() for job in iter(jobs.get, None)], daemon=True).start()
-            config = FleetConfig(name=name, members=self.members, listen=self.members[name], keys=self.keys[name])
-            member = Member(config, book, jobs.put, book.merge)
-            stack.callback(jobs.put, None)
-            stack.callback(member.stop)
-            self.books[name], self.at[name] = book, member
+            self.at[name] = self.member(name, self.members[name])
         for member in self.at.values():
             member.start()
+
+    def member(self, name, listen):
+        jobs, self.books[name] = SimpleQueue(), BanBook()
+        Thread(target=lambda: [job() for job in iter(jobs.get, None)], daemon=True).start()
+        config = FleetConfig(name=name, members=self.members, listen=listen, keys=self.keys[name])
+        member = Member(config, self.books[name], jobs.put, self.books[name].merge)
+        self.stack.callback(jobs.put, None)
+        self.stack.callback(member.stop)
+        return member
+
+    def row(self, name, of):
+        """Return what a member shows of another one."""
+        return next(row for row in self.at[name].status()["members"] if row["member"] == of)
 
     def banned(self, name):
         return [ban.cidr for ban in self.books[name].in_force().bans]
@@ -83,7 +91,24 @@ def test_member_when_somebody_claims_to_be_another_does_not_hear_him(fleet, key)
         "waiting": 0,
         "words": None,
         "dropped": 0,
+        "duplicates": 0,
     }
+
+
+def test_member_when_two_have_its_name_is_shown_at_both_ends(fleet):
+    """The file of a member was copied with its name and its key: the server that started last is the member."""
+    older = fleet.member("c", Destination("c", f"ipc://{fleet.folder}/older"))
+    older.start()
+    for name in "ab":
+        wait_until(lambda name=name: fleet.row(name, "c")["heard_s_ago"] is not None, f"it is heard at {name}")
+    newer = fleet.member("c", Destination("c", f"ipc://{fleet.folder}/newer"))
+    newer.start()
+    wait_until(lambda: older.status()["name_taken"], "the older one is told")
+    for name in "ab":
+        wait_until(lambda name=name: fleet.row(name, "c")["duplicates"], f"it is shown at {name}")
+    fleet.books["c"].ban([Ban(cidr=CIDR, expires=None)])  # the newer one's
+    wait_until(lambda: fleet.banned("a") == fleet.banned("b") == [CIDR], "its ban at the others")
+    assert not newer.status()["name_taken"]
 
 
 def test_member_when_it_takes_back_its_place_hears_and_is_heard(fleet):

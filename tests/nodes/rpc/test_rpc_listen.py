@@ -10,6 +10,7 @@ from concurrent.futures import Future
 
 import pytest
 import zmq
+from connection_kit import wait_until
 from zmq_kit import ask
 
 from flowctl.errors import ClosedError, ConfigError, RpcError
@@ -176,6 +177,54 @@ def test_route_when_a_peer_dials_again_with_its_key_is_taken_over_and_both_live_
     both = [raw(address, keys, server.keys.public) for _ in range(2)]
     for dealer in (*both, *both):
         assert ask(dealer, b"any.who", TAG)[3] == keys.public
+
+
+def test_nodes_when_two_have_one_key_the_last_goes_on_and_the_other_is_told(node, caplog):
+    """Afterwards there is room for both, under routing ids of ZeroMQ's own."""
+    server, keys = node(), KeyPair.generate()
+    address = server.listen_curve("tcp://127.0.0.1:*").replace("tcp:", "curve:") + f"/{server.keys.public.hex()}"
+    server.start()
+
+    def dial(dialler: RpcNode):
+        conn = dialler.connect_remote(address, timeout_s=WAIT_S)
+        assert who(dialler, conn) == keys.public
+        return conn
+
+    def who(dialler: RpcNode, conn) -> bytes:
+        return dialler.request_future(conn, "any.who", timeout_s=WAIT_S).get()[1]
+
+    older, newer = node(keys=keys), node(keys=keys)
+    for dialler in (older, newer):
+        dialler.start()
+    by_older, by_newer = dial(older), dial(newer)
+    waiting = older.request_future(by_older, "any.wait", timeout_s=WAIT_S)
+    assert getattr(waiting.exception(WAIT_S), "code", "") == "DISCONNECTED"
+    wait_until(lambda: older.statistics().duplicates == 1, "the older one is told")
+    wait_until(lambda: newer.request_future(by_newer, "any.who").exception() is None, "the newer one is back")
+    again = dial(older)
+    assert who(newer, by_newer) == who(older, again) == keys.public
+    assert [item.statistics().duplicates for item in (server, older, newer)] == [1, 1, 0]
+    # An answer to the newer one may have gone to the older one while that had its route.
+    told = [item for item in caplog.records if item.name == "flowctl.rpc" and "hint:" in item.getMessage()]
+    assert [item.levelname for item in told] == ["WARNING", "ERROR"]
+    warning, error = (item.getMessage() for item in told)
+    assert keys.public.hex() in warning
+    assert warning.count("127.0.0.1:") == 2
+    assert "another node with the keys of this one" in error
+    assert "hint: give each its own keys" in error
+
+
+def test_node_when_another_key_has_taken_its_routing_id_comes_back(node, raw):
+    server, keys, thief = node(), KeyPair.generate(), KeyPair.generate()
+    bound = server.listen_curve("tcp://127.0.0.1:*")
+    server.start()
+    victim = node(keys=keys)
+    victim.start()
+    address = bound.replace("tcp:", "curve:") + f"/{server.keys.public.hex()}"
+    conn = victim.connect_remote(address, timeout_s=WAIT_S)
+    assert ask(raw(bound, thief, server.keys.public, key_route(keys.public)), b"HI") == [b"BYE"]
+    wait_until(lambda: victim.request_future(conn, "any.who", timeout_s=1).exception() is None, "it is answered")
+    assert (server.statistics().duplicates, victim.statistics().duplicates) == (0, 0)
 
 
 def test_listener_when_opened_after_start_is_like_one_before(node, raw, tmp_path):

@@ -20,6 +20,10 @@ from flowctl.wire.zeromq.socket import ZmqSocket
 _REDIAL_BACKOFF: Final = Backoff(first_s=0.25, most_s=5.0, jitter=0.0)
 """Pause before a connection that ZeroMQ has given up is connected again."""
 
+_ANSWER_BACKOFF: Final = Backoff(first_s=4.0, most_s=60.0, jitter=0.5)
+"""Time without an answer to HI after which a connection is made anew: another node with our keys may have taken its
+route before it was heard, so that neither end has noticed. A listener that is busy may be the reason as well."""
+
 _EVENTS: Final = (
     zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CONNECT_RETRIED
 )
@@ -45,19 +49,23 @@ class DialledConnection:
     _lost: Callable[[RpcPeer], object]
     heard: bool = False  #: something came since it was set to False
     ready: bool = False  #: it was answered
+    _answered: bool = False  #: something came since the last handshake
+    _handshake_count: int = 0  #: those that were awaited
     _comes_again: bool = True  #: ZeroMQ has tried to connect since the connection ended
 
     def __post_init__(self, raw: zmq.Socket[bytes], conn: ConnectionID, identity: PeerIdentity) -> None:
         self._redials = Redial(_REDIAL_BACKOFF, tries=1)
+        self._silences = Redial(_ANSWER_BACKOFF, tries=1)
         socket = ZmqSocket(self._group, raw, self._message)
         self.peer = RpcPeer(conn, socket, identity)
         self._monitor = SocketMonitor(self._group, raw, self._happened, _EVENTS)
         socket.start()
         self._said_hi = self._say_hi()
+        self._await_answer()  # what happened before there was a monitor was told to nobody
 
     def note_answered(self) -> Callable[[ConnectionID], object] | None:
         """Note that the listener has answered; return the callbacks to call, the first time."""
-        self._redials.tries = 1
+        self._redials.tries = self._silences.tries = 1
         if self.ready:
             return None
         self.ready = True
@@ -70,7 +78,9 @@ class DialledConnection:
         return None if self.ready else self._failed
 
     def _message(self, frames: list[bytes]) -> None:
-        self.heard = True
+        if not self._answered:
+            self._monitor.read_all()  # the handshake came before
+        self.heard = self._answered = True
         self._received(self.peer, frames, 0)
 
     def _happened(self, event: int, value: int) -> None:
@@ -85,8 +95,24 @@ class DialledConnection:
                 self._group.call_later(self._redials.delay_s(), self._redial)
             self.peer.descriptor = -1
             self._lost(self.peer)
-        elif self.ready or not self._said_hi:
-            self._said_hi = self._say_hi()
+        else:
+            self._await_answer()
+            if self.ready or not self._said_hi:
+                self._said_hi = self._say_hi()
+
+    def _await_answer(self) -> None:
+        self._answered, self._handshake_count = False, self._handshake_count + 1
+        self._group.call_later(self._silences.delay_s(), self._heed_silence, self._handshake_count)
+
+    def _heed_silence(self, handshake: int) -> None:
+        if not (self._answered or self.peer.socket.closed) and handshake == self._handshake_count:
+            self._silences.begin()
+            self._said_hi = False
+            with suppress(zmq.ZMQError):
+                self.peer.socket.raw.disconnect(self.address.zmq_address)
+            self.peer.socket.look_for_messages()
+            # Not at once: a ROUTER without handover would ignore a second connection of its route.
+            self._group.call_later(_REDIAL_BACKOFF.first_s, self._dial_again)
 
     def _redial(self) -> None:
         """Connect again, if ZeroMQ does not: it tells of each try, and of none once it has given up."""
@@ -97,12 +123,19 @@ class DialledConnection:
         socket.look_for_messages()  # what follows reads its mailbox
         if int(socket.raw.get(zmq.EVENTS)) & zmq.POLLOUT:
             return
-        self._comes_again = True
         self._redials.begin()
+        self._dial_again()
+
+    def _dial_again(self) -> None:
+        socket = self.peer.socket
+        if socket.closed:
+            return
+        self._comes_again = True
         to = self.address.zmq_address
         with suppress(zmq.ZMQError):
             socket.raw.disconnect(to)  # what is left of it
         socket.raw.connect(to)
+        socket.look_for_messages()
 
     def _say_hi(self) -> bool:
         """Say HI; return whether it could be sent. A peer that denied us at once may have no connection now."""

@@ -1,7 +1,8 @@
 """A socket that others connect to, and who they are.
 
 Theory of operation. Whose a message is says the connection that it came by, never its routing id: with handover, which
-lets a peer that reconnects have its route back at once, anybody may take anybody's. So each connection that is admitted
+lets a peer that reconnects have its route back at once, anybody may take anybody's; that two nodes have one the life
+shows that each of ours names when it connects (`wire.zeromq.line`). So each connection that is admitted
 (`wire.zeromq.zap`) gets a number, which comes with each of its messages, and peers are kept by that number. Routes
 serve for sending only, and belong to the connection that used them last; the one that had it before is gone.
 
@@ -12,6 +13,7 @@ forgotten when something is sent to them in vain.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
@@ -23,14 +25,20 @@ from flowctl.errors import InternalError
 from flowctl.nodes.rpc.access.access import AuthLevel, PeerIdentity, is_claimed
 from flowctl.nodes.rpc.access.admission import AUTH_PROPERTY, CONNECTION_PROPERTY
 from flowctl.nodes.rpc.peers.peer import ConnectionID, RpcPeer, SocketMonitor
-from flowctl.nodes.rpc.wire.frames import BYE
+from flowctl.nodes.rpc.wire.frames import BYE, TAKEN_OVER
 from flowctl.pollgroup import PollGroup
+from flowctl.wire.zeromq.line import DuplicateLog, IdentityHolder, PeerLine
 from flowctl.wire.zeromq.socket import ZmqSocket
 from flowctl.wire.zeromq.zap import plain_address
 
 MOST_PEERS: Final = 100_000
-"""Peers of one listener; each takes some 700 octets here, and more in ZeroMQ. Messages of further ones are ignored."""
+"""Peers of one listener; each takes some 1000 octets here, and more in ZeroMQ. Messages of further ones are ignored."""
 
+LIFE_PROPERTY: Final = "X-Flowctl-Life"
+"""Property of the handshake of a node that dials under a routing id: says which node of that key it is."""
+DUPLICATE_HINT: Final = "give each its own keys, or connect with ephemeral_routing_id; the one that came last goes on"
+
+_log: Final = logging.getLogger("flowctl.rpc")
 _SOURCE: Final = int(zmq.SRCFD)
 _LEVELS: Final = {level.name.lower(): level for level in AuthLevel}
 
@@ -48,7 +56,7 @@ def identity_of(frame: zmq.Frame) -> PeerIdentity:
 class RpcListener:
     """A bound ROUTER; all methods on the node's thread."""
 
-    group: InitVar[PollGroup]
+    _group: PollGroup
     raw: InitVar[zmq.Socket[bytes]]
     number: int
     _admit_inproc: Callable[[], AuthLevel | None] | None
@@ -59,16 +67,18 @@ class RpcListener:
     #: Messages without frames, and of peers who are not let in, for whom there is no room, or who have taken a routing
     #: id that says another key than theirs.
     refused_count: int = 0
+    duplicates: DuplicateLog = field(default_factory=DuplicateLog)  #: nodes that were found with one routing id
     _peers: dict[str | bytes, RpcPeer] = field(default_factory=dict)  #: by number of the connection, or by route
     _of_key: dict[bytes, dict[RpcPeer, None]] = field(default_factory=dict)  #: all of each key, oldest first
     _by_descriptor: dict[int, RpcPeer] = field(default_factory=dict)
     _ended: set[int] = field(default_factory=set)  #: descriptors whose end was told, but not their first message
 
-    def __post_init__(self, group: PollGroup, raw: zmq.Socket[bytes]) -> None:
+    def __post_init__(self, raw: zmq.Socket[bytes]) -> None:
         #: Bound within the process, where no end of a connection is told: BYE says it.
         self.is_inproc = self._admit_inproc is not None
-        self.socket = ZmqSocket(group, raw, self._message)
-        self._monitor = SocketMonitor(group, raw, self._happened, zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
+        self.socket = ZmqSocket(self._group, raw, self._message)
+        events = zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED
+        self._monitor = SocketMonitor(self._group, raw, self._happened, events)
         self.socket.start()
 
     def __len__(self) -> int:
@@ -116,18 +126,21 @@ class RpcListener:
         """Return the peer of a new connection; None: its messages are ignored."""
         self._monitor.read_all()  # what had this descriptor before is gone now
         before = self.routes.get(route)
+        holder = IdentityHolder() if before is None else before.holder
+        identity = self._identify(frame)
+        is_thief = identity is not None and is_claimed(route, identity.pubkey)  # it has proven another key
+        if not is_thief and not self._meet(holder, route, frame):
+            return None
         if before is not None:
             self._gone(before)
-        if len(self.routes) >= MOST_PEERS:
+        if identity is None or len(self.routes) >= MOST_PEERS:
             return None
-        identity = self._identify(frame)
-        if identity is None:
-            return None
-        if is_claimed(route, identity.pubkey):  # it has proven another key than that which it wants the messages of
+        if is_thief:
+            holder.bring_back()
             with suppress(zmq.ZMQError):
                 self.socket.send([route, BYE])
             return None
-        peer = RpcPeer(ConnectionID(self.number, route, identity.pubkey), self.socket, identity, key)
+        peer = RpcPeer(ConnectionID(self.number, route, identity.pubkey), self.socket, identity, key, holder=holder)
         with suppress(zmq.ZMQError):
             descriptor = frame.get(_SOURCE)
             if not isinstance(descriptor, int):
@@ -142,6 +155,21 @@ class RpcListener:
             self.by_pubkey[identity.pubkey] = peer
             self._of_key.setdefault(identity.pubkey, {})[peer] = None
         return peer
+
+    def _meet(self, holder: IdentityHolder, route: bytes, frame: zmq.Frame) -> bool:
+        """Note who has a routing id; False: another node has, and the one that comes again is told to leave."""
+        life, line = _noted(frame, LIFE_PROPERTY), PeerLine.of(frame)
+        if life and line is not None and route.startswith(b"\0"):  # its route was taken before it was heard
+            line.cut()  # so that it comes again, and is told
+        if holder.came(life, line):
+            return True
+        if holder.note_return(line):
+            if told := self.duplicates.note(holder, self._group.now()):
+                key = _noted(frame, "User-Id") or route.hex()
+                _log.warning("two nodes come with the key %s: %s; hint: %s", key, told, DUPLICATE_HINT)
+            with suppress(zmq.ZMQError):
+                self.socket.send([route, BYE, TAKEN_OVER])
+        return False
 
     def _claim(self, descriptor: int, peer: RpcPeer) -> bool:
         """Return whether a connection that is heard for the first time still has its descriptor.

@@ -17,6 +17,7 @@ from flowctl.core.outcomes.pending import Pending
 from flowctl.errors import ConfigError
 from flowctl.nodes.rpc.access.access import PeerIdentity
 from flowctl.pollgroup import PollGroup
+from flowctl.wire.zeromq.line import IdentityHolder
 from flowctl.wire.zeromq.socket import ZmqSocket
 
 LOOK_BYTES: Final = 1 << 20
@@ -189,6 +190,7 @@ class RpcPeer:
     key: str | bytes = b""  #: the key under which its listener keeps it; for the listener only
     closed: bool = False  #: nothing can be sent to it any more
     descriptor: int = -1  #: descriptor of its connection; -1: there is none (inproc), or it is not known
+    holder: IdentityHolder = field(default_factory=IdentityHolder)  #: of its routing id, one after the other
     calls: PendingCalls | None = None  #: our requests to it; None: there has been none
     #: What runs for it here and may be cancelled, by the tags of its requests.
     running: dict[object, Cancellable] = field(default_factory=dict)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import inf
+from secrets import token_hex
 from typing import Final, TypeAlias
 
 import zmq
@@ -30,12 +31,13 @@ from flowctl.nodes.rpc.access.access import AuthLevel, PeerIdentity, ServiceNode
 from flowctl.nodes.rpc.access.admission import Allow, RpcAdmission
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.nodes.rpc.peers.dialled import DialledConnection
-from flowctl.nodes.rpc.peers.listener import RpcListener
+from flowctl.nodes.rpc.peers.listener import DUPLICATE_HINT, LIFE_PROPERTY, RpcListener
 from flowctl.nodes.rpc.peers.peer import ANY_WAY, MAX_PART_BYTES, SERVICE_NODE, ConnectionID, Reach, RpcPeer
 from flowctl.nodes.rpc.wire import frames as wire
 from flowctl.nodes.rpc.wire.addresses import Address, AddressTransport
 from flowctl.wire.zeromq.curve import KeyPair, dial_curve, serve_curve
 from flowctl.wire.zeromq.endpoint import check_port
+from flowctl.wire.zeromq.line import METADATA_OPTION
 from flowctl.wire.zeromq.socket import new_context, notice_dead_peers, shared_context
 from flowctl.wire.zeromq.zap import ZapHandler, bind_zap, zap_domain
 
@@ -142,6 +144,7 @@ class Reaching:
         self._clock: Final = clock
         self._sn_lookup: Final = sn_lookup
         self._received: Final = received
+        self._life: Final = f"{LIFE_PROPERTY}:{token_hex(8)}".encode()
         self._context: Final = new_context()
         self._destroying: Final = threading.Lock()  # taken once, by the one that ends the context
         self._ids: Final = count(1)
@@ -157,6 +160,7 @@ class Reaching:
         self._lingering: dict[Address, float] = {}  # until when what was sent to there before may still be on its way
         self._listens_to_itself = False
         self.unsent_count = 0  #: messages dropped since too much waited for their peer already
+        self.duplicate_count = 0  #: times that another node with our keys took a connection of ours
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -293,9 +297,17 @@ class Reaching:
         if ready is not None:
             self._calls.make(ready, peer.conn)
 
-    def received_bye(self, peer: RpcPeer) -> None:
+    def received_bye(self, peer: RpcPeer, *, taken_over: bool = False) -> None:
         dialled = self.dialled.get(peer.conn.id)
-        if dialled is not None:
+        if dialled is not None and taken_over:
+            told = "another node with the keys of this one has connected there"
+            self.duplicate_count += 1
+            _log.error("the connection to %s ends: %s; hint: %s", dialled.address, told, DUPLICATE_HINT)
+            self._lingering[dialled.address] = (
+                inf  # from now on with routing ids of ZeroMQ's own: there is room for both
+            )
+            self.hang_up(dialled, told, code=wire.DISCONNECTED)
+        elif dialled is not None:
             self.hang_up(dialled, "the other end closed it", code=wire.DISCONNECTED)
         elif (listener := self.listeners.get(peer.conn.id)) is not None and listener.is_inproc:
             self.forget(peer, wire.DISCONNECTED)
@@ -308,7 +320,8 @@ class Reaching:
         if _is_inproc(dialled.address.zmq_address):
             self.send_to(peer, [wire.BYE])
         if linger_s:
-            self._lingering[dialled.address] = self._clock() + linger_s
+            until = self._lingering.get(dialled.address, 0.0)
+            self._lingering[dialled.address] = max(until, self._clock() + linger_s)
         failed = dialled.close(linger_s)
         self.forget(peer, code)
         if failed is not None:
@@ -403,6 +416,8 @@ class Reaching:
         taken = {*self._lingering, *(other.address for other in self.dialled.values())}
         if not (ephemeral or address in taken):
             raw.set(zmq.ROUTING_ID, key_route(self._keys.public))
+            with suppress(zmq.ZMQError):  # a libzmq without it
+                raw.setsockopt(METADATA_OPTION, self._life)
         raw.set(zmq.RECONNECT_IVL, RECONNECT_MS[0])
         raw.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
         try:

@@ -18,6 +18,7 @@ These are OxenMQ's. Added to them, in forms that a node which does not know them
 failed request     ``[CODE, REPLY, tag, text]``                the text is for people, and may be missing
 streamed item      ``[ITEM, tag, part...]``                    only in answer to a tag with credit
 more credit        ``[CREDIT, tag, count]``                    decimal digits
+taken over         ``[BYE, TAKEN_OVER]``                       another node came under the routing id of this one
 given up           ``[CANCEL, tag]``                           the caller does not want the answer any more
 =================  ==========================================  =====================================================
 
@@ -47,6 +48,7 @@ REPLY: Final = b"REPLY"
 HI: Final = b"HI"
 HELLO: Final = b"HELLO"
 BYE: Final = b"BYE"
+TAKEN_OVER: Final = b"TAKEN_OVER"
 ITEM: Final = b"ITEM"
 CREDIT: Final = b"CREDIT"
 CANCEL: Final = b"CANCEL"

@@ -6,20 +6,24 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from random import Random
 from typing import Any
 
 import pytest
 import zmq
 
+from flowctl.core.outcomes.backoff import Backoff
 from flowctl.errors import LocalProtocolError, RpcError
 from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RequestFuture, RpcNode
+from flowctl.nodes.rpc.peers import dialled
 from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES, ConnectionID
 from flowctl.nodes.rpc.wire.frames import make_tag, read_tag
 from flowctl.wire.zeromq.curve import KeyPair, serve_curve
 
 WAIT_S = 20.0
+QUICK = Backoff(first_s=0.05, most_s=0.1)
 
 
 class RawListener:
@@ -256,6 +260,41 @@ def test_connection_when_a_message_is_over_the_limit_fails_what_waits_and_comes_
         remote.send(b"REPLY", tag, b"ok")
         assert future.get(WAIT_S) == [b"ok"]
         assert remote.node.statistics().outgoing == 1
+
+
+def test_connection_when_hi_is_not_answered_is_made_anew(tmp_path, monkeypatch):
+    """Another node may have taken its route before it was heard, so that neither end has noticed."""
+    monkeypatch.setattr(dialled, "_ANSWER_BACKOFF", QUICK)
+    node, connected = RpcNode(), Future()
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.bind(f"ipc://{tmp_path}/silent")
+        node.start()
+        node.connect_remote(f"ipc://{tmp_path}/silent", connected.set_result, lambda *_: None, timeout_s=WAIT_S)
+        for count in range(1, 100):
+            assert router.poll(WAIT_S * 1000), "nothing came"
+            route, hello = router.recv_multipart()
+            assert hello == b"HI"
+            if count > 2:
+                router.send_multipart([route, b"HELLO"])
+                with suppress(TimeoutError):  # it was on its way while the next connection was made
+                    connected.result(1)
+                    break
+        assert connected.done()
+        node.stop()
+
+
+def test_connection_when_hi_is_answered_stays(remote, monkeypatch):
+    monkeypatch.setattr(dialled, "_ANSWER_BACKOFF", QUICK)
+    server, passed = RpcNode(), threading.Event()
+    address = server.listen_plain("tcp://127.0.0.1:*")
+    server.start()
+    connection = remote.node.connect_remote(address, timeout_s=WAIT_S)
+    known = remote.node._reaching.dialled[connection.id]
+    group = remote.node._calls.group
+    group.call_soon(group.call_later, 3 * QUICK.most_s, passed.set)
+    assert passed.wait(WAIT_S)
+    assert known._silences.tries == 1
+    server.stop()
 
 
 def test_connect_when_nobody_answers_times_out(tmp_path):
