@@ -64,14 +64,14 @@ def record(
     addresses = _addresses(urls)
     duration_s = optional_duration(duration, "--duration")
     settings = RecordSettings(
-        folder=out,
+        folder=_resolved(out),
         template=NameTemplate(name),
         max_bytes=0 if max_size is None else parse_size(max_size, "--max-size"),
         max_s=optional_duration(max_time, "--max-time") or 0.0,
         keep_free_bytes=parse_size(keep_free, "--keep-free"),
     )
     make_form = _form(form)
-    _made(out)
+    _made(settings.folder)
     lock = threading.Lock()
 
     def finished(file: FinishedFile) -> None:
@@ -79,7 +79,7 @@ def record(
             _tell(file, as_json=as_json)
 
     recorders = [StreamRecorder(*_named(url), settings, make_form, on_finished=finished) for url in addresses]
-    _take_up(out)
+    _take_up(settings.folder)
     follows = _run(addresses, recorders, duration_s=duration_s, once=once)
     _summarise(addresses, recorders, follows, as_json=as_json)
 
@@ -115,7 +115,7 @@ def hls(
     if form not in (names := [item.value for item in SegmentForm]):
         raise ConfigError(f"--format {form!r} is not one of {', '.join(names)}")
     settings = HlsSettings(
-        folder=out,
+        folder=_resolved(out),
         segment_s=parse_duration(segment_time, "--segment-time"),
         listed=segments,
         part_s=parse_duration(part, "--part"),
@@ -128,7 +128,7 @@ def hls(
     for path, url in zip(playlists, addresses, strict=True):
         if playlists.count(path) > 1:
             raise ConfigError(f"two streams would be written to {path}, one is {url}", hint="give each its own --out")
-    _made(out)
+    _made(settings.folder)
     for writer in writers:
         writer.claim()
     follows = _run(addresses, writers, duration_s=duration_s, once=once)
@@ -172,9 +172,18 @@ def _form(form: str) -> Callable[[], Form]:
     raise ConfigError(f"--format {form!r} is not one of flv, mp4")
 
 
+def _resolved(folder: Path) -> Path:
+    from flowctl.core.folders.folders import resolve_folder
+
+    return resolve_folder(folder, "--out")
+
+
 def _made(folder: Path) -> None:
+    from flowctl.core.folders.folders import opened_folder
+
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        with opened_folder(folder):
+            pass
     except OSError as error:
         raise ConfigError(f"--out {folder}: {error.strerror}", hint="name a folder that you may write to") from error
 

@@ -6,10 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from flowctl.core.folders.folders import check_folder
 from flowctl.core.server.certificate import Certificate
 from flowctl.core.server.program import ServeOptions, ServerProgram
 from flowctl.core.text.extras import require_extra
-from flowctl.core.text.files import check_folder, check_target
+from flowctl.core.text.files import check_target
 from flowctl.errors import ConfigError
 from flowctl.live import LiveConfig, LiveServer, build_live_server
 from flowctl.live.hooks import find_hooks

@@ -34,7 +34,8 @@ LAYERS = {
         pure=True,
     ),
     "outcomes": layer("core.outcomes", "words", pure=True),
-    "text": layer("core.text", "words outcomes"),
+    "folders": layer("core.folders", "words"),
+    "text": layer("core.text", "words outcomes folders"),
     "sqlite": layer("core.text.sqlitefile", "words"),
     "flow": layer("core.flow", "words", pure=True),
     "rtmp": layer("wire.rtmp flv", "words flow", pure=True),
@@ -56,11 +57,11 @@ LAYERS = {
     "streams": layer("wire.streams", "words flow rtmp outgoing loop sending fanout"),
     "streamset": layer("streamset", "words flow outgoing loop sending fanout"),
     "connection": layer("connection", "words flow outgoing loop sending receiver fanout"),
-    "diffusion": layer("nodes.diffusion", "words flow outcomes loop sending receiver connection"),
+    "diffusion": layer("nodes.diffusion", "words folders flow outcomes loop sending receiver connection"),
     "websocket": layer("websocket", "words frames flow outgoing loop sending receiver fanout connection"),
     "server": layer("core.server", "words text outcomes flow loop sending receiver connection"),
     "asgi": layer("asgi", "words text frames flow loop sending connection websocket server"),
-    "telemetry": layer("records.telemetry", "words text flow outgoing loop sending"),
+    "telemetry": layer("records.telemetry", "words text folders flow outgoing loop sending"),
     "flight": layer("records.flight", "words flow outgoing loop sending telemetry"),
     "testing": layer("testing", "words flow loop sending connection"),
     "media": layer("wire.media", "words rtmp"),
@@ -81,12 +82,13 @@ LAYERS = {
     "admin": layer("live.admin", "words text loop access server live control"),
     "cluster": layer(
         "live.cluster",
-        "words text flow rtmp access outgoing judging outcomes charts log loop zeromq rpc scheduler diffusion sending "
-        "receiver fanout streams connection server telemetry client live fleet control admin",
+        "words text folders flow rtmp access outgoing judging outcomes charts log loop zeromq rpc scheduler diffusion "
+        "sending receiver fanout streams connection server telemetry client live fleet control admin",
     ),
     "remux": layer(
         "live.remux",
-        "words access flow rtmp outcomes judging log loop sending streams connection server live httpd client cluster",
+        "words folders access flow rtmp outcomes judging log loop sending streams connection server live httpd client "
+        "cluster",
     ),
     "relay": layer("live.relay", "words flow rtmp outcomes loop sending streams connection server live client cluster"),
     "loadtest": layer("load", "words text flow rtmp charts log loop media client"),
@@ -95,11 +97,11 @@ LAYERS = {
         "words text access flow rtmp charts log loop media sending connection server live client control admin httpd "
         "cluster loadtest",
     ),
-    "pipeline": layer("analyze", "words text flow charts server telemetry flight"),
+    "pipeline": layer("analyze", "words text folders flow charts server telemetry flight"),
     "cli": layer(
         "cli __main__",
-        "words text access flow rtmp judging log zeromq server telemetry flight media client live control cluster "
-        "loop remux loadtest demo pipeline",
+        "words text folders access flow rtmp judging log zeromq server telemetry flight media client live control "
+        "cluster loop remux loadtest demo pipeline",
     ),
 }
 """Lower layers first. `__init__` of flowctl, which re-exports, belongs to none: nothing in flowctl imports it."""

@@ -23,7 +23,8 @@ from urllib.parse import unquote, urlparse
 import pyarrow as pa
 from pyarrow import fs
 
-from flowctl.core.text.files import check_way, held, planted, write_text
+from flowctl.core.folders.folders import check_way, planted
+from flowctl.core.text.files import held, write_text
 from flowctl.core.text.userfiles import text_of
 from flowctl.errors import ConfigError, FlowctlError
 

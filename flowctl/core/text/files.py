@@ -13,7 +13,6 @@ whose it was (`shared`).
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import math
 import os
@@ -24,10 +23,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from flowctl.core.folders.folders import MOST_LINKS, check_way, planted
 from flowctl.errors import BusyError, ConfigError, FlowctlError
 
-_MOST_LINKS: Final = 40
-"""Longest chain of links that is followed, as long as Linux follows."""
 _LOOK_S: Final = 0.02
 _HINT: Final = "check that the disk has room and the folder is writable"
 
@@ -57,43 +55,9 @@ def _check_target(path: Path, field: str) -> None:
         )
 
 
-def check_folder(folder: Path, field: str) -> None:
-    """See to it that files can be written in a folder, or that it can be made."""
-    try:
-        there = next(part for part in (folder, *folder.absolute().parents) if part.exists())
-        writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    except OSError:  # what is in a folder that may not be looked into
-        writable = False
-    if not writable:
-        raise ConfigError(f"{field} {folder}: nothing can be written there", hint="name a folder of your own")
-
-
 def _is_special(path: Path) -> bool:
     """Return whether something is there that is no file: a device, a pipe, a terminal."""
     return not planted(path) and path.exists() and not path.is_file() and not path.is_dir()
-
-
-def planted(path: Path) -> bool:
-    """Return whether there is a link or a named pipe of another user than this one and root."""
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return False
-    return (stat.S_ISLNK(status.st_mode) or stat.S_ISFIFO(status.st_mode)) and status.st_uid not in (0, os.geteuid())
-
-
-def check_way(folder: Path) -> None:
-    """See to it that nothing on the way to a folder was put by another user where everybody may, as in /tmp.
-
-    Who owns a folder, or a link to one, can put anything in the place of what is written, and by links have files of
-    this user overwritten. Linux refuses such links by itself (``fs.protected_symlinks``), folders it does not.
-    """
-    ways = (folder.absolute(), Path(os.path.realpath(folder)))
-    for at in dict.fromkeys(part for way in ways for part in (way, *way.parents)):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            owner, above = at.lstat().st_uid, at.parent.stat()
-            if above.st_mode & stat.S_IWOTH and owner not in (0, os.geteuid(), above.st_uid):
-                raise PermissionError(errno.EACCES, f"{at} is another user's, in a folder where everybody may write")
 
 
 def _target(path: Path) -> Path:
@@ -102,7 +66,7 @@ def _target(path: Path) -> Path:
     The last step is never taken by name again, so that a link that comes in between is replaced like any other.
     """
     at = path
-    for _ in range(_MOST_LINKS):
+    for _ in range(MOST_LINKS):
         if planted(at) or not at.is_symlink():
             break
         if _is_special(at):  # /dev/stdout: what it leads to at last has no name

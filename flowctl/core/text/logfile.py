@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from flowctl.core.folders.folders import opened_folder
 from flowctl.core.text.logwriter import DescriptorTarget
 from flowctl.errors import ConfigError
 
@@ -151,9 +152,10 @@ class LogFile:
 
 def _opened(path: Path) -> int:
     # Without O_NONBLOCK a pipe without a reader would be waited for. The path has no links: one put there later, by
-    # somebody who may write to the folder, would have lines of the log in any file of this user.
+    # somebody who may write to a folder of it, would have lines of the log in any file of this user.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, _MODE)
+    with opened_folder(path.parent, None) as folder:
+        descriptor = os.open(path.name, flags, _MODE, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(0, "it is no regular file")

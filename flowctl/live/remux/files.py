@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
+from flowctl.core.folders.folders import opened_folder, sync_folder
 from flowctl.errors import ConfigError
 from flowctl.units import format_size
 
@@ -129,8 +130,12 @@ def _usage(folder: Path) -> DiskUsage:
 
 def lock_file(path: Path) -> int:
     """Make the file, lock it and return its descriptor: while that is open, no other process can."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    number = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    with opened_folder(path.parent) as folder:
+        return lock_below(folder, path.name)
+
+
+def lock_below(folder: int, name: str) -> int:
+    number = os.open(name, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=folder)
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -149,8 +154,8 @@ class PartFile:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self._part, self._number = _made(path)
+        with opened_folder(path.parent) as folder:
+            self.path, self._part, self._number = _made(folder, path)
         self.size_bytes = 0  # size of the content so far
         with contextlib.suppress(OSError):  # some file systems have no locks
             fcntl.flock(self._number, fcntl.LOCK_EX)  # `recover` may be looking at it: it lets go of an empty file
@@ -175,26 +180,29 @@ class PartFile:
         """
         try:
             if not self.size_bytes:
-                self._part.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError), opened_folder(self._part.parent, None) as folder:
+                    os.unlink(self._part.name, dir_fd=folder)
                 return None
             for at, data in changes.items():
                 os.pwrite(self._number, data, at)
             os.fsync(self._number)
-            self.path = _renamed(self._part, self.path)
+            with opened_folder(self._part.parent, None) as folder:
+                self.path = _renamed(folder, self._part, self.path)
             return self.path
         finally:
             os.close(self._number)
 
 
-def _made(path: Path) -> tuple[Path, Path, int]:
+def _made(folder: int, path: Path) -> tuple[Path, Path, int]:
     """Return the first name that is free, its part, and the descriptor of that."""
     for final in _names(path):
         part = final.with_name(final.name + PART)
-        if os.path.lexists(final):
+        if _is_there(folder, final):
             continue
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-            return final, part, os.open(part, flags, 0o640)  # who serves recordings shares the group
+            # Who serves recordings shares the group.
+            return final, part, os.open(part.name, flags, 0o640, dir_fd=folder)
         except FileExistsError:
             continue
     raise FileExistsError(errno.EEXIST, "there are too many files of that name", str(path))
@@ -207,23 +215,22 @@ def _names(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{path.stem}-{count}{path.suffix}")
 
 
-def _renamed(part: Path, path: Path) -> Path:
+def _is_there(folder: int, path: Path) -> bool:
+    try:
+        os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _renamed(folder: int, part: Path, path: Path) -> Path:
     """Give a file its name, or the next free one: no existing file is overwritten."""
     for final in _names(path):
-        if not os.path.lexists(final):
-            part.rename(final)
-            sync_folder(final.parent)
+        if not _is_there(folder, final):
+            os.rename(part.name, final.name, src_dir_fd=folder, dst_dir_fd=folder)
+            sync_folder(folder)
             return final
     raise FileExistsError(errno.EEXIST, "there are too many files of that name", str(path))
-
-
-def sync_folder(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with contextlib.suppress(OSError):  # not every file system can
-            os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def recover(
@@ -231,28 +238,28 @@ def recover(
 ) -> list[Path]:
     """Finish the files that a process which was killed has left behind, of those whose names are `is_ours`."""
     found: list[Path] = []
-    for part in sorted(folder.rglob(f"*{PART}")):
-        if not is_ours(part.name.removesuffix(PART)):
-            continue
-        with contextlib.suppress(OSError, ValueError):
-            final = _recovered(part, whole_bytes)
-            if final is not None:
-                found.append(final)
+    with contextlib.suppress(OSError), opened_folder(folder, None) as top:  # there may be none yet
+        for below, _, names, at in os.fwalk(".", dir_fd=top):
+            for name in sorted(names):
+                if name.endswith(PART) and is_ours(name.removesuffix(PART)):
+                    with contextlib.suppress(OSError, ValueError):
+                        final = _recovered(at, folder / below / name, whole_bytes)
+                        found += [] if final is None else [final]
     return found
 
 
-def _recovered(part: Path, whole_bytes: Callable[[int, str], int]) -> Path | None:
+def _recovered(folder: int, part: Path, whole_bytes: Callable[[int, str], int]) -> Path | None:
     final = part.with_name(part.name.removesuffix(PART))
-    number = os.open(part, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    number = os.open(part.name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody writes it
         size = whole_bytes(number, final.suffix)
         if not size:
             if time.time() - os.fstat(number).st_mtime >= _YOUNG_S:  # its maker may be about to lock it
-                part.unlink()
+                os.unlink(part.name, dir_fd=folder)
             return None
         os.ftruncate(number, size)
         os.fsync(number)
-        return _renamed(part, final)
+        return _renamed(folder, part, final)
     finally:
         os.close(number)

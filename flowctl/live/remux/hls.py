@@ -28,6 +28,7 @@ from typing import Final
 import structlog
 
 from flowctl.core.flow.state import MessageClass
+from flowctl.core.folders.folders import names_below, opened_folder, replacing_below
 from flowctl.errors import ConfigError
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.live.remux.container import DecodeTimes, fragment, last_frames, transport
@@ -51,8 +52,6 @@ _NAME_BYTES: Final = 230
 _PART_SHARE: Final = 0.85
 """Share of the longest part from which one ends at a picture: fewer are not allowed but at the end of a segment."""
 _LEAST_PART_S: Final = 0.1
-_BESIDE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-"""Flags of a file that is written: who may write to the folder, as a web server may, puts no link there to another."""
 
 
 class SegmentForm(enum.Enum):
@@ -379,21 +378,25 @@ class HlsWriter(StreamWriter):
         if playlist.is_empty:
             return  # players take one with parts alone for an error
         self._replace(self.playlist_path.name, playlist.text().encode())
-        while self._useless:
-            (self._folder / self._useless[-1]).unlink(missing_ok=True)
-            self._useless.pop()
+        if self._useless:
+            with opened_folder(self._folder) as folder:
+                while self._useless:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(self._useless[-1], dir_fd=folder)
+                    self._useless.pop()
 
     def _part_name(self) -> str:
         return f"{self._stem}-{self._first_number}.{self._parts}.m4s"
 
     def _begin_list(self) -> Playlist:
         """Begin a playlist, and remove what an earlier run left of this stream."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         number = int(self._wall())
-        for path in self._folder.iterdir():
-            if (found := hls_file(path.name)) and found[0] == self._stem:
-                number = max(number, found[1] + 1)  # the clock may have been set back
-                path.unlink(missing_ok=True)
+        with opened_folder(self._folder) as folder:
+            for name in names_below(folder):
+                if (found := hls_file(name)) and found[0] == self._stem:
+                    number = max(number, found[1] + 1)  # the clock may have been set back
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=folder)
         _log.info("HLS begins", stream=self._name, playlist=str(self.playlist_path))
         self._first_number, self._parts = number, 0
         playlist = Playlist(number, self._settings.listed, self._settings.segment_s, self._settings.part_s)
@@ -402,16 +405,11 @@ class HlsWriter(StreamWriter):
 
     def _replace(self, name: str, *data: bytes) -> None:
         """Write a file beside its name, then give it that."""
-        part = self._folder / (name + PART)
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)  # again where somebody has removed it
-            with os.fdopen(os.open(part, _BESIDE, 0o666), "wb") as file:
-                file.writelines(data)
-            part.replace(self._folder / name)
-        except OSError:
-            with contextlib.suppress(OSError):
-                part.unlink()
-            raise
+        with (
+            opened_folder(self._folder) as folder,  # made again where somebody has removed it
+            replacing_below(folder, name, name + PART, 0o666) as file,
+        ):
+            file.writelines(data)
 
     def _end_list(self) -> None:
         self._end_at = None

@@ -15,29 +15,33 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from flowctl.live.remux.files import hls_file, lock_file
+from flowctl.core.folders.folders import opened_folder
+from flowctl.live.remux.files import hls_file, lock_below
 
 TEMPLATE: Final = "{app}/{stream}/{time}"
 """Names of a server's recordings."""
 RECORDING: Final = re.compile(r"\d{8}T\d{6}\.\d{3}Z(?:-\d{1,4})?\.(?:flv|mp4)")
+_DEPTH_HLS: Final = 1
+_DEPTH_RECORD: Final = 2
+"""How many folders lie between that of all and the files: application, and stream."""
 ENDED_S: Final = 60.0
 """Time for which the HLS of a stream that has ended stays: players read to the end of what is listed."""
 
 
 def remove_old(folder: Path, keep_s: float, now: float) -> list[Path]:
     """Remove recordings that were finished before `keep_s`, and folders of streams that have none any more."""
-    removed = []
-    for below in _folders(folder):
-        for of_stream in _folders(below):
-            old = [path for path, at in _files(of_stream) if RECORDING.fullmatch(path.name) and now - at > keep_s]
-            for path in old:
+    removed: list[Path] = []
+    for way, names, at in _walk(folder):
+        if len(way.parts) != _DEPTH_RECORD:
+            continue
+        before = len(removed)
+        for name, written_at in _files(at, names):
+            if RECORDING.fullmatch(name) and now - written_at > keep_s:
                 with contextlib.suppress(OSError):
-                    path.unlink()
-                    removed.append(path)
-            if old:
-                with contextlib.suppress(OSError):  # something is there, or comes just now
-                    of_stream.rmdir()
-                    below.rmdir()
+                    os.unlink(name, dir_fd=at)
+                    removed.append(folder / way / name)
+        if len(removed) > before:
+            _remove_empty(folder, way)
     return removed
 
 
@@ -47,43 +51,58 @@ def remove_ended(folder: Path, ours: Callable[[str], bool], now: float) -> list[
     A stream is its lock file; that of another process, or of a stream that goes on, is locked.
     """
     removed: list[str] = []
-    for below in _folders(folder):
+    for way, names, at in _walk(folder):
+        if len(way.parts) != _DEPTH_HLS:
+            continue
         before = len(removed)
-        files = dict(_files(below))
-        of_stem: dict[str, list[Path]] = {}
-        for path in files:
-            if found := hls_file(path.name):
-                of_stem.setdefault(found[0], []).append(path)
-        for lock in [path for path in files if re.fullmatch(r"\..+\.lock", path.name)]:
-            stem = lock.name.removeprefix(".").removesuffix(".lock")
-            name = f"{unquote(below.name)}/{unquote(stem)}"
+        files = dict(_files(at, names))
+        of_stem: dict[str, list[str]] = {}
+        for name in files:
+            if found := hls_file(name):
+                of_stem.setdefault(found[0], []).append(name)
+        for lock in [name for name in files if re.fullmatch(r"\..+\.lock", name)]:
+            stem = lock.removeprefix(".").removesuffix(".lock")
+            stream = f"{unquote(way.name)}/{unquote(stem)}"
             its = of_stem.get(stem, [])
-            if not ours(name) or now - max(files[path] for path in (lock, *its)) < ENDED_S:
+            if not ours(stream) or now - max(files[name] for name in (lock, *its)) < ENDED_S:
                 continue
             with contextlib.suppress(OSError):  # BlockingIOError: it is being written
-                number = lock_file(lock)
+                number = lock_below(at, lock)
                 try:
-                    for path in (*its, lock):
-                        path.unlink(missing_ok=True)
+                    for name in (*its, lock):
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(name, dir_fd=at)
                 finally:
                     os.close(number)
-                removed.append(name)
+                removed.append(stream)
         if len(removed) > before:
-            with contextlib.suppress(OSError):  # others are there
-                below.rmdir()
+            _remove_empty(folder, way)
     return removed
 
 
-def _folders(folder: Path) -> Iterator[Path]:
-    with contextlib.suppress(OSError):
-        yield from (path for path in sorted(folder.iterdir()) if stat.S_ISDIR(path.lstat().st_mode))
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str], int]]:
+    """Yield the folders below one: where they are from there, the names in them, and a descriptor."""
+    with contextlib.suppress(OSError), opened_folder(folder, None) as top:
+        for way, folders, names, at in os.fwalk(".", dir_fd=top):
+            below = Path(way)
+            if len(below.parts) >= _DEPTH_RECORD:
+                folders.clear()  # what lies deeper is not ours
+            folders.sort()
+            yield below, names, at
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, float]]:
+def _files(folder: int, names: list[str]) -> Iterator[tuple[str, float]]:
     """Yield the files of a folder, and when each was written last."""
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            with contextlib.suppress(OSError):
-                found = path.lstat()
-                if stat.S_ISREG(found.st_mode):
-                    yield path, found.st_mtime
+    for name in names:
+        with contextlib.suppress(OSError):
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISREG(found.st_mode):
+                yield name, found.st_mtime
+
+
+def _remove_empty(folder: Path, way: Path) -> None:
+    """Remove the folder of a stream, or an application, and those above it, that have nothing in them."""
+    with contextlib.suppress(OSError):  # something is there, or comes just now
+        for below in (way, *way.parents[:-1]):
+            with opened_folder((folder / below).parent, None) as at:
+                os.rmdir(below.name, dir_fd=at)

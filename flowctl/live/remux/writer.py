@@ -19,6 +19,7 @@ from typing import ClassVar, Final
 
 import structlog
 
+from flowctl.core.folders.folders import LINK_HINT
 from flowctl.live.remux.course import FileTimeline, Unit
 from flowctl.live.remux.files import DiskRoom
 from flowctl.live.remux.intake import Intake, Item, MessageTaken, PublicationBegan, PublicationEnded, QueueCut
@@ -29,7 +30,10 @@ RETRY_S: Final = 2.0
 """Time between looks for room on a disk that had none: each try costs the files of a recording one more beginning."""
 _CUT_S: Final = 10.0
 """Time for which a stream that was cut is not begun again: what it held was too much, and its owner is to be told."""
-_CUT_HINT: Final = "it goes on by itself; memory_budget says how much all streams may hold"
+_HINTS: Final = {
+    errno.ENOMEM: "it goes on by itself; memory_budget says how much all streams may hold",
+    errno.ELOOP: LINK_HINT,
+}
 
 
 class RecorderState(enum.Enum):
@@ -141,7 +145,7 @@ class StreamWriter(abc.ABC):
         """The disk takes no more: say so once, and look again later."""
         now, why, cut = self._clock(), error.strerror or str(error), error.errno == errno.ENOMEM
         if self._no_room_until is None:
-            hint = _CUT_HINT if cut else self.hint
+            hint = _HINTS.get(error.errno or 0, self.hint)
             _log.error(f"{self.what} is interrupted", stream=self._name, why=why, hint=hint)
         if cut or self._no_room_until is None or now >= self._no_room_until:
             self._no_room_until = now + (_CUT_S if cut else RETRY_S)

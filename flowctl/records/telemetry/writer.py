@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import errno
 import os
 import re
 import time
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
+from flowctl.core.folders.folders import LINK_HINT, opened_folder, replacing_below, resolve_folder, sync_folder
 from flowctl.errors import ConfigError
 from flowctl.records.telemetry.options import EventsOptions
 from flowctl.records.telemetry.schema import ARROW_TYPES, FORMAT, METADATA_PREFIX, Kind, Table
@@ -133,7 +135,7 @@ class RecordFiles:
         self.last_error = ""  # the last reason why a file could not be written; "" while all is well
         self.removed_files = 0  # files removed because the node's share of the disk was used up
         self.number = 0  # of the next file, above that of all of this node that were there at the start
-        self._root = Path(options.folder)
+        self._root = Path(options.folder)  # links resolved by `prepare`
         self._name = re.compile(rf"(\.)?{re.escape(options.node)}-\d+-(\d+)\.parquet(?(1)\.part)")
         self._hours: dict[str, tuple[int, int]] = {}  # date=/hour= -> least number, bytes of our files in it
         self._own_bytes = 0
@@ -147,13 +149,14 @@ class RecordFiles:
 
     def prepare(self) -> None:
         """Make the folder, remove what a crashed process of this node left, and take stock."""
-        root = self._root
         hint = "name a folder of your own"
+        root = self._root = resolve_folder(self._root, "--events")
         try:
-            _make_folders(root)
+            with opened_folder(root, _FOLDER_MODE):
+                pass
         except OSError as error:
             raise ConfigError(f"--events {root}: the folder cannot be made: {error.strerror}", hint=hint) from error
-        if not root.is_dir() or not os.access(root, os.W_OK | os.X_OK):
+        if not os.access(root, os.W_OK | os.X_OK):
             raise ConfigError(f"--events {root}: the folder is not writable", hint=hint)
         self._hours, self._own_bytes, self._left = {}, 0, []
         for folder in root.glob("*/date=*/hour=*"):
@@ -171,8 +174,8 @@ class RecordFiles:
         left, self._left = self._left, []
         for path in left:
             with contextlib.suppress(OSError):  # gone meanwhile, or not ours to remove
-                if path.stat().st_mtime < old:
-                    path.unlink()
+                if path.lstat().st_mtime < old:
+                    _remove(path)
                 else:
                     self._left.append(path)
 
@@ -196,12 +199,9 @@ class RecordFiles:
         options = self.options
         when = dt.datetime.fromtimestamp(hour_us / 1e6, dt.UTC)
         hour = f"date={when:%Y-%m-%d}/hour={when:%H}"
-        folder = self._root / of.name / hour
-        _make_folders(folder)
-        path = folder / f"{options.node}-{self.start_us}-{self.number}{SUFFIX}"
-        temporary = folder / f".{path.name}{_TEMPORARY}"
-        try:
-            with open(temporary, "wb", opener=_open_private) as file:
+        name = f"{options.node}-{self.start_us}-{self.number}{SUFFIX}"
+        with opened_folder(self._root / of.name / hour, _FOLDER_MODE) as folder:
+            with replacing_below(folder, name, f".{name}{_TEMPORARY}", _FILE_MODE, sync=True) as file:
                 parquet.write_table(
                     table,
                     file,
@@ -212,15 +212,8 @@ class RecordFiles:
                     write_statistics=[name for name in of.names if name in _STATISTICS],
                     write_page_checksum=True,
                 )
-                file.flush()
-                os.fsync(file.fileno())
                 size = file.tell()
-            temporary.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
-        _sync_folder(folder)  # the name is to outlive a crash of the machine as well
+            sync_folder(folder)  # the name is to outlive a crash of the machine as well
         self._note(hour, self.number, size)
         self.number += 1
         self.last_error = ""
@@ -248,7 +241,7 @@ class RecordFiles:
                     continue
                 enough = most * (1 - _EXTRA_REMOVED_SHARE)
                 with contextlib.suppress(OSError):
-                    path.unlink()
+                    _remove(path)
                     removed += 1
         if not removed:
             return
@@ -260,7 +253,8 @@ class RecordFiles:
         self.last_error = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
         self._untold += 1
         if now - self._said_at >= _LOG_EVERY_S:
-            _log.error("records cannot be written", table=of.name, error=self.last_error, attempts=self._untold)
+            hint = {"hint": LINK_HINT} if getattr(error, "errno", 0) == errno.ELOOP else {}
+            _log.error("records cannot be written", table=of.name, error=self.last_error, attempts=self._untold, **hint)
             self._said_at, self._untold = now, 0
 
 
@@ -269,23 +263,9 @@ _FILE_MODE: Final = 0o640
 _FOLDER_MODE: Final = 0o750
 
 
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, _FILE_MODE)
-
-
-def _make_folders(path: Path) -> None:
-    """Make a folder and those above it that are not there; those that are keep their rights."""
-    for folder in (*reversed(path.parents), path):
-        folder.mkdir(_FOLDER_MODE, exist_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # some file systems have no such thing for folders
-        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
+def _remove(path: Path) -> None:
+    with opened_folder(path.parent, None) as folder:
+        os.unlink(path.name, dir_fd=folder)
 
 
 def _release_memory() -> None:

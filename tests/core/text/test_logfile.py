@@ -304,3 +304,17 @@ def wait_for(condition):
     while not condition():
         assert time.monotonic() < deadline
         threading.Event().wait(0.01)
+
+
+def test_log_when_a_link_takes_the_place_of_its_folder_stays_where_it_was(tmp_path, capfd):
+    folder, elsewhere = tmp_path / "logs", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    file = log_file(folder / "log")
+    say(file, b"one\n")
+    folder.rename(tmp_path / "moved")
+    folder.symlink_to(elsewhere)
+    say(file, b"two\n")
+    assert (tmp_path / "moved" / "log").read_bytes() == b"one\ntwo\n"
+    assert list(elsewhere.iterdir()) == []
+    assert f"{folder} is a link" in capfd.readouterr().err

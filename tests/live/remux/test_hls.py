@@ -361,3 +361,25 @@ def test_parts_when_a_stream_is_written_with_low_latency_are_the_segments_in_pie
     assert checksums(pictures_of(media)) == checksums(pictures_of(path))
     in_parts = b"".join((writing.folder / f"room-1000.{n}.m4s").read_bytes() for n in range(len(parts)))
     assert media.startswith((writing.folder / "room-1000-init.mp4").read_bytes() + in_parts)
+
+
+@pytest.mark.parametrize("name", ["hls", "hls/live"])
+def test_hls_when_a_link_takes_the_place_of_its_folder_writes_nothing_there(tmp_path, name):
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "live").mkdir(parents=True)
+    writing = Writing(tmp_path / "hls")
+    tags = source(8)
+    writing.feed(tags[: len(tags) // 2])
+    before = writing.files
+    (tmp_path / name).rename(tmp_path / "moved")
+    (tmp_path / name).symlink_to(elsewhere)
+    writing.feed(tags[len(tags) // 2 :])
+    assert writing.writer.statistics().state is RecorderState.NO_ROOM
+    assert writing.writer.statistics().why.startswith(f"{tmp_path / name} is a link")
+    assert [path for path in elsewhere.rglob("*") if path.is_file()] == []
+    (tmp_path / name).unlink()
+    (tmp_path / "moved").rename(tmp_path / name)
+    writing.clock.advance(60.0)
+    writing.feed(moved(tags, 8000))
+    assert writing.writer.statistics().state is RecorderState.RECORDING
+    assert set(writing.files) > set(before)

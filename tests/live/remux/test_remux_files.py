@@ -10,11 +10,12 @@ import stat
 import threading
 
 import pytest
-from remux_kit import Bench, source, tags_of
+from remux_kit import Bench, moved, source, tags_of
 
 from flowctl.errors import ConfigError
 from flowctl.live.remux.files import DiskRoom, NameTemplate, PartFile, recover
 from flowctl.live.remux.flvform import whole_bytes
+from flowctl.live.remux.writer import RETRY_S, RecorderState
 
 
 def recorded(folder):
@@ -160,8 +161,8 @@ def test_lock_when_recovery_looks_at_the_file_is_waited_for(tmp_path, monkeypatc
 
     made, looking = files._made, []
 
-    def made_and_looked_at(path):
-        found = made(path)
+    def made_and_looked_at(folder, path):
+        found = made(folder, path)
         number = os.open(found[1], os.O_RDWR)
         fcntl.flock(number, fcntl.LOCK_EX)
         timer = threading.Timer(0.05, os.close, (number,))
@@ -184,3 +185,37 @@ def test_room_when_the_folder_was_removed_is_that_of_its_place(tmp_path):
     bench.feed(source(2))
     bench.end()
     assert bench.files == ["live-room.flv"]
+
+
+@pytest.mark.parametrize("name", ["", "live"])
+def test_recording_when_a_link_takes_the_place_of_its_folder_is_interrupted_and_goes_on(tmp_path, name, capfd):
+    folder, elsewhere = tmp_path / "recordings", tmp_path / "elsewhere"
+    (elsewhere / "live").mkdir(parents=True)
+    bench = Bench(folder, name="{app}/{stream}", max_s=2.0)
+    tags = source(20)
+    bench.feed(tags[: len(tags) // 2])
+    (folder / name).rename(tmp_path / "moved")
+    (folder / name).symlink_to(elsewhere)
+    bench.feed(tags[len(tags) // 2 :])
+    assert bench.figures.state is RecorderState.NO_ROOM
+    assert bench.figures.why == f"{(folder / name)} is a link, and none is followed since the start"
+    assert "put a folder in its place" in "".join(capfd.readouterr())
+    assert [path for path in elsewhere.rglob("*") if path.is_file()] == []
+    (folder / name).unlink()
+    bench.clock.advance(RETRY_S)
+    bench.feed(moved(tags, 20_000))
+    assert bench.figures.state is RecorderState.RECORDING
+    assert bench.files
+
+
+def test_recover_when_a_link_takes_the_place_of_its_folder_changes_nothing_elsewhere(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    part = recorded(elsewhere)
+    part.write_bytes(part.read_bytes()[:-5])
+    before = part.read_bytes()
+    (tmp_path / "recordings").symlink_to(elsewhere)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "live").symlink_to(elsewhere)
+    for folder in ("recordings", "other"):
+        assert recover(tmp_path / folder, whole_bytes) == []
+    assert [path.read_bytes() for path in elsewhere.iterdir()] == [before]

@@ -93,3 +93,13 @@ def test_hls_when_it_is_written_or_young_or_not_ours_stays(tmp_path):
     assert remove_ended(tmp_path, lambda name: name != "live/theirs", NOW) == []
     os.close(number)
     assert files(tmp_path) == before
+
+
+def test_retention_when_a_link_takes_the_place_of_its_folder_removes_nothing_elsewhere(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    kept = [put(elsewhere / "live" / "a" / f"{NAME}.flv", 1e6), put(elsewhere / "live" / ".room.lock", 1e6)]
+    folder = tmp_path / "recordings"
+    folder.symlink_to(elsewhere)
+    assert remove_old(folder, 1.0, NOW) == []
+    assert remove_ended(folder, lambda _: True, NOW) == []
+    assert all(path.exists() for path in kept)

@@ -351,3 +351,27 @@ def test_files_when_written_are_for_owner_and_group_alone(tmp_path):
     found = [tmp_path / "new", *(tmp_path / "new").rglob("*")]
     modes = {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in found}
     assert modes == {(True, 0o750), (False, 0o640)}
+
+
+@pytest.mark.parametrize("name", ["", "flow_events"])
+def test_folder_when_a_link_takes_its_place_is_not_followed_and_nothing_is_lost(tmp_path, name, capfd):
+    """Rows wait, as for a disk that takes none; a link that was there at the start, an operator's, is one."""
+    disk, elsewhere, link = tmp_path / "disk", tmp_path / "elsewhere", tmp_path / "events"
+    disk.mkdir()
+    elsewhere.mkdir()
+    link.symlink_to(disk)
+    made = recorder(link)
+    table = made._writers["flow_events"]
+    table.add_rows([row(0)])
+    assert table.finish()
+    (disk / name).rename(tmp_path / "moved")
+    (disk / name).symlink_to(elsewhere)
+    table.add_rows([row(1)])
+    assert not table.finish()
+    assert f"{disk / name} is a link" in made._files.last_error
+    assert "put a folder in its place" in "".join(capfd.readouterr())
+    assert everything(elsewhere) == []
+    (disk / name).unlink()
+    (tmp_path / "moved").rename(disk / name)
+    assert table.finish()
+    assert len(read(disk)) == 2

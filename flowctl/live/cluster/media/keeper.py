@@ -30,6 +30,7 @@ from typing import Any, Final
 import structlog
 
 from flowctl import log
+from flowctl.core.folders.folders import found_folder
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.errors import ConfigError
 from flowctl.live.cluster.links import Links
@@ -89,6 +90,8 @@ class MediaKeeper:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config: Final = config
+        self._options: Final = dataclasses.replace(config.media, record_folder=found_folder(config.media.record_folder))
+        self._hls_folder: Final = found_folder(config.hls_folder or HLS_FOLDER)
         self._tell: Final = tell
         self._clock: Final = clock
         self._news: Final[queue.SimpleQueue[_Want | _Gone | None]] = queue.SimpleQueue()
@@ -176,8 +179,8 @@ class MediaKeeper:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(HUNG_S), 0))
             order = MediaProcessConfig(
                 socket_fd=theirs.fileno(),
-                options=self._config.media,
-                hls_folder=self._config.hls_folder or HLS_FOLDER,
+                options=self._options,
+                hls_folder=self._hls_folder,
                 hls_streams=self._config.asked_for("hls"),
                 memory_bytes=self._config.memory_budget_bytes or _MEMORY_BYTES,
                 log=log.in_force(),

@@ -29,7 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from flowctl.errors import StoreError
+from flowctl.core.folders.folders import opened_folder, replacing_below, resolve_folder
+from flowctl.errors import ConfigError, StoreError
 from flowctl.nodes.diffusion.objects import short_id
 from flowctl.nodes.diffusion.pool.memory import accept_all
 from flowctl.nodes.diffusion.pool.pool import PoolEntry, check_own, sha256_of
@@ -84,7 +85,10 @@ class FilePool:
         max_bytes: int = DEFAULT_MAX_BYTES,
         max_objects: int = DEFAULT_MAX_OBJECTS,
     ) -> None:
-        self._folder: Final = Path(folder)
+        try:
+            self._folder: Final = resolve_folder(Path(folder), "pool")
+        except ConfigError as error:
+            raise StoreError(str(error), code="path") from error
         self._identify = identify
         self._validate = validate
         self._shelf: Final[Shelf[StoredFile]] = Shelf(max_bytes, max_objects, StoredFile.doom)
@@ -93,7 +97,7 @@ class FilePool:
         self.lost_count = 0  #: objects that were not kept because the disk was full
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise StoreError(f"{self._folder} cannot be used: {error.strerror}", code="path") from error
         try:
@@ -209,15 +213,12 @@ class FilePool:
 
 
 def _write(path: Path, object_id: bytes, data: bytes) -> None:
-    part = path.with_suffix(_PART)
-    try:
-        with part.open("wb") as file:
-            file.write(_HEADER.pack(_MAGIC, len(object_id), len(data)) + object_id)
-            file.write(data)
-        part.replace(path)
-    except BaseException:
-        _remove(part)
-        raise
+    with (
+        opened_folder(path.parent, None) as folder,
+        replacing_below(folder, path.name, path.stem + _PART, 0o666) as file,
+    ):
+        file.write(_HEADER.pack(_MAGIC, len(object_id), len(data)) + object_id)
+        file.write(data)
 
 
 def _remove(path: Path) -> None:

@@ -277,3 +277,15 @@ def test_files_when_fetched_from_another_node_are_served_on():
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(run(folder))
+
+
+def test_folder_when_a_link_takes_its_place_is_not_followed(tmp_path):
+    folder, elsewhere = tmp_path / "pool", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with file_pool(folder) as pool:
+        add(pool, b"a")
+        folder.rename(tmp_path / "moved")
+        folder.symlink_to(elsewhere)
+        with pytest.raises(StoreError, match="is a link"):
+            add(pool, b"b")
+    assert files(elsewhere) == []
