@@ -29,6 +29,7 @@ from flowctl.records.flight.words import (
     CALLS,
     LOG_LANE,
     MICROSECONDS,
+    MOST_WIRE_BYTES,
     OUTPUT_KINDS,
     SWITCH_LANE,
     FlightRow,
@@ -50,10 +51,10 @@ _GUIDED: Final = frozenset({"key", "switched"})
 _CALL: Final = FlightKind.CALL.value
 _ZEROS: Final = bytes(64 * 1024)
 """Stands for the payload of messages up to this size: what they say is of no consequence, and was not recorded."""
-MOST_WIRE_BYTES: Final = 32 * 1024 * 1024
-"""Largest message: RTMP has 16 MiB and the headers of its chunks."""
 MOST_QUEUED_BYTES: Final = 1024 * 1024 * 1024
 """Most that may wait in a replay: a server allows a viewer a few MiB, and other servers some hundred."""
+_MOST_HEADERS: Final = 1024
+"""Most messages that go before a key frame: a publisher has 64 headers at most."""
 _CHECK_EVERY_BYTES: Final = 256 * 1024 * 1024
 
 
@@ -310,6 +311,8 @@ class Rerun:
 
     def choose_log(self, key: Entry) -> Hop | float | None:
         """Answer what the guide answered."""
+        if self._fault is not None:
+            return None
         try:
             return self._said_at(key)
         except Exception as error:  # noqa: BLE001 - raised by `call`
@@ -318,10 +321,10 @@ class Rerun:
 
     def _said_at(self, key: Entry) -> Hop | float | None:
         guided = self.around.guided
-        row = next((item for item in guided if item.reason in _GUIDED), None)
+        row = next((item for item in guided if item.reason != SWITCH_LANE), None)
         if row is None or row.size_bytes != len(key.wire):
             raise self.around.lacks(f"a question at a key frame of {len(key.wire)} bytes")
-        if row.reason == "switched":
+        if row is not guided[0] or row.reason == "switched":
             return self._hop()
         guided.popleft()
         until_us = detail_of(row.detail).get("until_us")
@@ -362,7 +365,9 @@ def _wire(size: int) -> bytes:
     return _ZEROS[:size] if size <= len(_ZEROS) else bytes(size)
 
 
-def _wires(sizes: Iterable[int]) -> tuple[bytes, ...]:
+def _wires(sizes: Sequence[int]) -> tuple[bytes, ...]:
+    if len(sizes) > _MOST_HEADERS:  # they stand before each key frame that follows a loss
+        raise ValueError(f"{len(sizes)} messages go before a key frame, {_MOST_HEADERS} at most")
     return tuple(map(_wire, sizes))
 
 

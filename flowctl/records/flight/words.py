@@ -29,6 +29,8 @@ FLIGHT_FORMAT: Final = 1
 """Format in BEGIN, raised when rows change their meaning: a reader of another format says so instead of guessing."""
 
 MICROSECONDS: Final = 1_000_000
+MOST_WIRE_BYTES: Final = 32 * 1024 * 1024
+"""Largest message: RTMP has 16 MiB and the headers of its chunks."""
 
 
 class FlightRow(NamedTuple):

@@ -34,6 +34,13 @@ _MOST_GROUP_BYTES: Final = 512 * 1024 * 1024
 """Largest row group in memory: a recorder's has some 5 MB."""
 _MOST_TEXT_BYTES: Final = 64 * 1024 * 1024
 """Most text in one batch: a few bytes in a file can stand for very much of it."""
+_ROWS_PER_BYTE: Final = 1
+_MOST_LOOSE_ROWS: Final = 50_000
+"""Most rows of a file by its size, and beside it: a recorder's have 2 to 13 bytes each, and each takes its time to
+replay. A file in which many are alike could say an hour's work in some kB."""
+_TEXT_PER_BYTE: Final = 64
+_MOST_LOOSE_TEXT_BYTES: Final = 16 * 1024 * 1024
+"""The same for its text, written out: of a recorder's files some 13 bytes come of each."""
 _ROWS_AT_ONCE: Final = 500_000
 """Most rows of several flights in memory at a time, some 300 MB; one flight alone may have more."""
 _NODE_AT: Final = FLIGHT.names.index("node")
@@ -165,6 +172,13 @@ def _check_footer(path: Path, footer: Any) -> None:
             raise DamagedFlightError(f"{path}: column {name} is of type {kind}, it must be {field.type}")
     if footer.num_rows > _MOST_FILE_ROWS:
         raise DamagedFlightError(f"{path} has {footer.num_rows} rows, {_MOST_FILE_ROWS} are read at most")
+    size_bytes = path.stat().st_size
+    most = _ROWS_PER_BYTE * size_bytes + _MOST_LOOSE_ROWS
+    if footer.num_rows > most:
+        raise DamagedFlightError(
+            f"{path} has {footer.num_rows} rows in {size_bytes} bytes, of so many {most} rows are read at most",
+            hint="no recorder writes so many alike; move it away",
+        )
     for number in range(footer.num_row_groups):
         if footer.row_group(number).total_byte_size > _MOST_GROUP_BYTES:
             raise DamagedFlightError(
@@ -209,9 +223,13 @@ def _batches_of(path: Path, columns: list[str], conn_ids: Collection[int] | None
 
     # Texts stay in dictionaries until it is known how much they are written out.
     texts = [column.name for column in FLIGHT.columns if column.kind is Kind.TEXT and column.name in columns]
+    size_bytes, row, text_bytes = path.stat().st_size, 0, 0
+    most = _TEXT_PER_BYTE * size_bytes + _MOST_LOOSE_TEXT_BYTES
     with _parquet().ParquetFile(path, read_dictionary=texts) as file:
         for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
-            _check_texts(batch, texts)
+            row, text_bytes = row + batch.num_rows, text_bytes + _texts_of(batch, texts)
+            if text_bytes > most:
+                raise ValueError(f"{text_bytes} bytes of text up to row {row}, of {size_bytes} {most} are read at most")
             for name in ("ts", "conn_id", "offset_us", "kind"):
                 if name in columns and batch.column(name).null_count:
                     raise ValueError(f"column {name} has empty places")
@@ -221,8 +239,8 @@ def _batches_of(path: Path, columns: list[str], conn_ids: Collection[int] | None
                 yield batch.filter(pc.is_in(batch.column("conn_id"), pa.array(sorted(conn_ids), pa.int64())))
 
 
-def _check_texts(batch: pa.RecordBatch, names: list[str]) -> None:
-    """See that the texts of a batch are not more than memory should hold."""
+def _texts_of(batch: pa.RecordBatch, names: list[str]) -> int:
+    """Return the bytes of text in a batch, which are not more than memory should hold."""
     import pyarrow.compute as pc
 
     total = 0
@@ -232,6 +250,7 @@ def _check_texts(batch: pa.RecordBatch, names: list[str]) -> None:
         total += pc.sum(lengths).as_py() or 0
     if total > _MOST_TEXT_BYTES:
         raise ValueError(f"{total} bytes of text in {batch.num_rows} rows, {_MOST_TEXT_BYTES} are read at most")
+    return total
 
 
 def flights_rows(

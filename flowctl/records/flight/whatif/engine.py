@@ -49,6 +49,8 @@ _DEAD_S: Final = 2.5
 carried anything: half of the stall after which a viewer is brought back to live, from which nearly all recover."""
 _REPEAT_SHIFT_S: Final = 0.3
 """Time by which the line of each repeat is later than that before it: a part of any group of pictures."""
+_LEAST_REPEAT_S: Final = 0.1
+"""Least time between two repeats: what lasted for a microsecond is not repeated for minutes without a pause."""
 _LEAST_STALL_S: Final = 1.0
 """Least pause that is a stall: slow links carry in steps of up to half a second."""
 _STILL_BYTES: Final = 3000
@@ -160,14 +162,15 @@ def extended(
     held = next((size for _, what, size in reversed(viewer.events) if what == HELD), None)
     if held is not None:  # until then, nothing is carried
         more.append((min(max(resumes, end), end + seconds), HELD, held))
-    shift = length + _SETTLE_S
-    while shift < seconds + length and len(viewer.events) + len(more) + len(window) <= MOST_EVENTS:
+    shift, looked = length + _SETTLE_S, len(viewer.events)
+    while shift < seconds + length and looked + len(window) <= MOST_EVENTS:
+        looked += len(window)  # also those that are left out
         more.extend(
             (at + shift, what, size)
             for at, what, size in window
             if at + shift <= end + seconds and (what >= 0 or at + shift >= resumes)
         )
-        shift += length
+        shift += max(length, _LEAST_REPEAT_S)
     return replace(
         viewer, events=[*viewer.events, *sorted(more, key=itemgetter(0))], ended_at=end + seconds, assumed_from=end
     )

@@ -25,6 +25,7 @@ from flowctl.core.flow.timing import LEAST_AHEAD_BYTES, LONGEST_PACE_S, MOST_AHE
 from flowctl.core.outgoing.streamlog import Entry, Place, StreamLog
 from flowctl.core.sending.contract import Standing
 from flowctl.core.sending.settings import SenderSettings
+from flowctl.errors import DamagedFlightError
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.records.flight.whatif.line import RecordedLine
 from flowctl.records.flight.whatif.types import (
@@ -53,6 +54,11 @@ _UNBOUNDED_BYTES: Final = 1 << 60
 """Room of a kernel whose bound is not known."""
 _UNDER_WAY_BYTES: Final = LEAST_AHEAD_BYTES
 """Bytes held by the kernel that do not count as unsent: some packets are sent and not acknowledged yet."""
+
+_TICKS: Final = 50_000
+_TICKS_PER_EVENT: Final = 8
+"""Most ticks of a choice by the events of its viewer, and beside them, 7 hours of trouble: in a flight that says that
+years pass without anything, there is nothing to try."""
 
 octets = functools.lru_cache(maxsize=16)(bytes)
 """Make a message of that size. Those of a made-up interval have two sizes of each class, and share their memory: a
@@ -257,6 +263,7 @@ class WhatifRun:
         self._key_sequence = -1
         self._wrote_at = self.now
         self._seats = self._make_seats(choices)
+        self._most_ticks = self._ticks_left = len(choices) * (_TICKS + _TICKS_PER_EVENT * len(viewer.events))
 
     def _make_seats(self, choices: Sequence[Choice]) -> Sequence[Seat]:
         return [Seat(self, index, choice) for index, choice in enumerate(choices)]
@@ -361,6 +368,12 @@ class WhatifRun:
             due, index = heapq.heappop(timers)
             seat = self._seats[index]
             if seat.due == due and seat.closed_at is None:
+                self._ticks_left -= 1
+                if self._ticks_left < 0:
+                    raise DamagedFlightError(
+                        f"nothing comes for a viewer in trouble up to {until:.1f} s: at {due:.1f} s it had been looked "
+                        f"at {self._most_ticks} times, the most for its {len(self._viewer.events)} events"
+                    )
                 self.now = due
                 seat.due = inf
                 seat.sender.tick()

@@ -19,7 +19,15 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError, DamagedFlightError
 from flowctl.records.flight.reading import Flight
 from flowctl.records.flight.whatif.types import HELD, REFUSED, TAKEN
-from flowctl.records.flight.words import LOG_LANE, SWITCH_LANE, FlightRow, TablePolicy, detail_of, limits_from
+from flowctl.records.flight.words import (
+    LOG_LANE,
+    MOST_WIRE_BYTES,
+    SWITCH_LANE,
+    FlightRow,
+    TablePolicy,
+    detail_of,
+    limits_from,
+)
 from flowctl.records.telemetry.schema import CLASS_NAMES, FlightKind
 
 _CLASSES: Final = {name: int(item) for item, name in zip(MessageClass, CLASS_NAMES, strict=True)}
@@ -173,7 +181,7 @@ class _FlightReader:
         return sorted(events, key=itemgetter(0)), self.given - sum(place < self.given for place in left)
 
     def _message(self, row: FlightRow) -> None:
-        what, size = _CLASSES[row.message_class or ""], row.size_bytes or 0
+        what, size = _CLASSES[row.message_class or ""], _size(row.size_bytes or 0)
         lay_us = 0 if self._joining else round((row.queued_age_ms or 0.0) * 1000)  # a cache is given when it is joined
         if row.reason == SWITCH_LANE:
             self._ahead.append(((row.offset_us - lay_us) / 1e6, what, size))
@@ -184,10 +192,10 @@ class _FlightReader:
         self.events.append((self.last_us / 1e6, what, size))
         self.given += self._joining
         if row.detail and not self.restart_bytes:
-            self.restart_bytes = sum(map(_size, detail_of(row.detail).get("restart", ())))
+            self.restart_bytes = _size(sum(map(_size, detail_of(row.detail).get("restart", ()))))
 
 
 def _size(value: object) -> int:
-    if not isinstance(value, int) or value < 0:
+    if not isinstance(value, int) or not 0 <= value <= MOST_WIRE_BYTES:
         raise ValueError(f"{value!r} is no size")
     return value
