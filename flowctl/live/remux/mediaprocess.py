@@ -40,7 +40,7 @@ from flowctl.live.remux.intake import BACKOFF, HOLD_S, MESSAGE_BYTES
 from flowctl.live.remux.playlist import AWAY_S
 from flowctl.live.remux.recorder import RecordSettings, StreamRecorder
 from flowctl.live.remux.retention import RECORDING, TEMPLATE, remove_ended, remove_old
-from flowctl.live.remux.shares import Places, StreamMemory, use_few_heaps
+from flowctl.live.remux.shares import Places, StreamMemory, WorkTime, use_few_heaps
 from flowctl.live.remux.writer import RecorderState, StreamWriter
 from flowctl.live.settings.media import RecordFormat
 from flowctl.pollgroup import PollGroup
@@ -49,6 +49,12 @@ from flowctl.wire.rtmp.url import url_of
 _log: Final = structlog.get_logger("flowctl.media")
 MOST_WRITTEN: Final = 500
 """Recordings and playlists at a time: of 2.5 Mbit/s a core carries some sixty."""
+_BYTE_S: Final = 1e-7
+"""Processor time that a byte accounts for: twice what one of a stream of 2.5 Mbit/s takes."""
+_MOST_SHARE: Final = 0.5
+"""Processor time beyond that which all may take, of a core: some hundred streams of sound that are recorded and written
+as HLS. The threads share one interpreter, in which others wait for it."""
+_TIME_HINT: Final = "it goes on by itself; longer segments and parts (hls_segment, hls_part) take less"
 _DROP_S: Final = AWAY_S + 2.0
 """Time for which a stream that has gone is kept: until its playlist has ended."""
 _STOP_S: Final = 30.0
@@ -205,6 +211,11 @@ class WrittenStream:
         """Have the rest written; waits for the disk."""
         self._writer.stop(patience_s)
 
+    @property
+    def charged_s(self) -> float:
+        """Processor time that writing it took beyond what its bytes account for; that may fall. Any thread."""
+        return self._writer.spent_s - self._writer.taken_bytes * _BYTE_S
+
     def row(self) -> dict[str, Any]:
         figures = self._writer.statistics()
         return {
@@ -266,6 +277,7 @@ class MediaProcess:
         self._waiting: dict[_Key, _Wanted] = {}  # to be written once that can be
         self._why: dict[_Key, str] = {}  # of those, why they are not written; it is in the log
         self._places: Final[Places[_Key]] = Places()
+        self._time: Final[WorkTime[_Key]] = WorkTime(_MOST_SHARE)
         self._past: Final = {_RECORD: Counter[str](), _HLS: Counter[str]()}  # of streams that have gone
         self._clean_at = 0.0
         self._over = threading.Event()
@@ -313,6 +325,9 @@ class MediaProcess:
                 self._memory.due = True  # its last files were made after what it held was let go
                 row = stream.row()
                 self._past[key[1]].update({name: row[name] for name in _COUNTED})
+        spent = {key: (stream.wanted.address, stream.charged_s) for key, stream in self._written.items()}
+        for key, why in self._time.look(now, spent).items():
+            self._give_way(key, why, _TIME_HINT)
         self._begin_waiting()
         for key, stream in list(self._written.items()):
             if stream.drop_at is not None and stream.drop_at <= now:
@@ -366,12 +381,12 @@ class MediaProcess:
     def _begin(self, key: _Key, wanted: _Wanted, follows: dict[str, _Follow]) -> None:
         """Begin to write, or note that it has to wait."""
         try:
+            self._time.check(key, wanted.address, self._clock())
             if len(self._places) >= MOST_WRITTEN:
                 self._end_longest_gone()
             victim = self._places.take(key, wanted.address, MOST_WRITTEN)
             if victim is not None:
-                self._wait(victim, self._written[victim].wanted, "its place went to an address that has fewer")
-                self._end(victim)
+                self._give_way(victim, "its place went to an address that has fewer")
             follow = follows.get(key[0]) or _Follow(key[0], wanted.path, self._memory, self._group)
             self._written[key] = WrittenStream(key, wanted, self._config, follow)
             follows[key[0]] = follow
@@ -386,6 +401,12 @@ class MediaProcess:
         if key not in self._why:
             _log.error("a stream is not written yet", stream=key[0], kind=key[1], why=why, hint=hint)
         self._why[key] = why
+
+    def _give_way(self, key: _Key, why: str, hint: str | None = None) -> None:
+        stream = self._written[key]
+        if stream.drop_at is None:
+            self._wait(key, stream.wanted, why, hint)
+        self._end(key)
 
     def _end_longest_gone(self) -> None:
         """Make room: a publisher of one name after the other shall keep no other stream from being written."""

@@ -1,4 +1,4 @@
-"""What streams that are written share: places, and memory; and which of them gives way when there is too little.
+"""What streams that are written share, places, memory and time; and which of them gives way when there is too little.
 
 Places. The number of recordings and playlists is limited. While there are free places, the first to come has one.
 Then a stream of an address that has fewer than the address that has most takes the newest place of that one. An
@@ -12,6 +12,12 @@ each; this bounds the sum. It is added up whenever a part of the limit has come,
 streams that hold most are cut until `_LOW_SHARE` of it is left: their queues and what is open of their files are let
 go. They may go on once that is so.
 
+Time. The processor time that it takes to write a stream is measured. What its bytes do not account for is charged to
+its publisher's address: parts and files of tiny streams cost as much as those of others. Where that is more than a
+share of a core, streams of the address that is charged most give way, the dearest first, until `_LOW_SHARE` of it is
+left; an address that is alone takes it from nobody. They begin again once what they took is free, and so does all else
+of their addresses.
+
 What is freed lies in between what is not, in the heap of the C library, and is given back to the system after a peak.
 """
 
@@ -19,9 +25,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections import Counter
-from collections.abc import Hashable
-from typing import Final, Generic, Protocol, TypeVar
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from math import exp
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from flowctl.errors import LimitExceededError
 from flowctl.live.judging.penalties import NETWORK_TIMES, networks_of
@@ -34,6 +42,13 @@ _STEPS: Final = 32
 _LOW_SHARE: Final = 0.8
 _GIVE_BACK_BYTES: Final = 32 << 20
 """What has been let go since the heap was looked at, from which it is worth a look."""
+_WINDOW_S: Final = 10.0
+"""Time over which what a stream takes is averaged: beginning one costs more than going on with it."""
+_LEAST_LOOK_S: Final = 0.5
+_REST_S: Final = 10.0
+"""Least time for which a stream that gave way is not begun again, as one that was cut for its memory."""
+_FORGOTTEN_S: Final = 300.0
+"""Time for which an address is held to what its streams took, so that another name is no way around it."""
 _M_ARENA_MAX: Final = -8
 _ARENAS: Final = 4
 """Heaps of the C library: it makes one for each thread, up to eight per core, and each keeps what it had once."""
@@ -133,7 +148,7 @@ class Places(Generic[_Key]):
         Raises:
             LimitExceededError: all are taken, and no address has more of them than this one.
         """
-        units = networks_of(address) or (f"{key}",)
+        units = _units_of(key, address)
         victim = None
         if key not in self._units and len(self._units) >= most:
             if self._heaviest is None:
@@ -160,3 +175,99 @@ class Places(Generic[_Key]):
     def _weight(self, units: tuple[str, ...], more: int = 0) -> float:
         own, *wide = (self._counts[unit] + more for unit in units)
         return max(own, *(count / NETWORK_TIMES for count in wide)) if wide else own
+
+
+@dataclass(slots=True)
+class _Charged:
+    """One stream that is charged; a share is of one core."""
+
+    spent_s: float
+    share: float
+    units: tuple[str, ...] = ()  # its address, and the network of that
+
+
+class _Resting(NamedTuple):
+    """One stream that gave way."""
+
+    unit: str
+    share: float
+    at: float
+    why: str
+
+
+class WorkTime(Generic[_Key]):
+    """The processor time of one process that bytes do not account for. Not locked: its owner has one thread."""
+
+    def __init__(self, limit_share: float) -> None:
+        self._limit: Final = limit_share
+        self._low: Final = limit_share * _LOW_SHARE
+        self._charged: dict[_Key, _Charged] = {}
+        self._taken = 0.0  # by all of them, and what is set aside
+        self._resting: dict[_Key, _Resting] = {}
+        self._dearest: dict[str, _Resting] = {}  # of each address
+        self._looked_at = 0.0
+
+    def look(self, now: float, spent: Mapping[_Key, tuple[str, float]]) -> dict[_Key, str]:
+        """Return what gives way and why; `spent`: of each stream the address, and the seconds to be charged so far."""
+        passed_s = now - self._looked_at
+        if passed_s < _LEAST_LOOK_S:
+            return {}
+        self._looked_at, weight = now, 1 - exp(-passed_s / _WINDOW_S)
+        before, self._charged = self._charged, {}
+        for key, (address, spent_s) in spent.items():
+            rest = self._resting.pop(key, None)
+            charged = before.get(key) or _Charged(spent_s, 0.0 if rest is None else rest.share)
+            charged.units = _units_of(key, address)
+            charged.share += (max(spent_s - charged.spent_s, 0.0) / passed_s - charged.share) * weight
+            charged.spent_s = spent_s
+            self._charged[key] = charged
+        self._taken = sum(charged.share for charged in self._charged.values())
+        over = self._give_way(now) if self._taken > self._limit else {}
+        self._resting = {key: rest for key, rest in self._resting.items() if now - rest.at < _FORGOTTEN_S}
+        self._dearest = {rest.unit: rest for rest in sorted(self._resting.values(), key=lambda rest: rest.share)}
+        return over
+
+    def check(self, key: _Key, address: str, now: float) -> None:
+        """See whether a stream may begin; what it took before is set aside for it.
+
+        Raises:
+            LimitExceededError: streams of its address gave way, and there is no time for it yet.
+        """
+        rest = self._resting.get(key) or self._dearest.get(_units_of(key, address)[0])
+        if rest is None:
+            return
+        if now - rest.at < _REST_S or self._taken + rest.share > self._low:
+            raise LimitExceededError("written_time", self._taken + rest.share, self._low, rest.why)
+        self._taken += rest.share
+
+    def _give_way(self, now: float) -> dict[_Key, str]:
+        total, shares = self._taken, defaultdict[str, float](float)
+        streams = Counter(charged.units[0] for charged in self._charged.values())
+        for charged in self._charged.values():
+            for unit in charged.units:
+                shares[unit] += charged.share
+        over: dict[_Key, str] = {}
+        while self._taken > self._low and len(streams) > 1:
+            victim = max(self._charged, key=lambda key: self._weight(self._charged[key], shares))
+            gone = self._charged.pop(victim)
+            own = gone.units[0]
+            why = (
+                f"streams take {total:.2f} of a core beyond what their bytes do, more than {self._limit:.2f},"
+                f" and {shares[own]:.2f} of it those of its address"
+            )
+            over[victim] = why
+            self._resting[victim] = _Resting(own, gone.share, now, why)
+            self._taken -= gone.share
+            streams = streams - Counter((own,))
+            for unit in gone.units:
+                shares[unit] -= gone.share
+        return over
+
+    def _weight(self, charged: _Charged, shares: Mapping[str, float]) -> tuple[float, float]:
+        own, *wide = (shares[unit] for unit in charged.units)
+        return max(own, *(share / NETWORK_TIMES for share in wide)) if wide else own, charged.share
+
+
+def _units_of(key: Hashable, address: str) -> tuple[str, ...]:
+    """Return address and network of a publisher; of one by itself, since it comes from another server, its stream."""
+    return networks_of(address) or (f"{key}",)

@@ -12,6 +12,7 @@ import contextlib
 import enum
 import errno
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,7 @@ class StreamWriter(abc.ABC):
     ) -> None:
         self.intake: Final = intake  # takes what comes; a `flowctl.live.cluster.follow.Sink`
         self.stream_ended: Final = threading.Event()  # set when a publication has ended
+        self.spent_s, self.taken_bytes = 0.0, 0  # processor time of its thread, and for what; assigned by that thread
         self.goes_on = False  # another process goes on with the stream when this one has ended; assigned once
         self._name = name
         self._room = room
@@ -109,6 +111,7 @@ class StreamWriter(abc.ABC):
     def work(self, items: Sequence[Item]) -> None:
         for item in items:
             if isinstance(item, MessageTaken):
+                self.taken_bytes += len(item.payload)
                 unit = self._timeline.add_message(item.type_id, item.timestamp, item.payload)
                 if unit is not None:
                     self._write_unit(unit)
@@ -132,6 +135,7 @@ class StreamWriter(abc.ABC):
         try:
             while (items := self.intake.get(_LOOK_S)) is not None:
                 self.work(items)
+                self.spent_s = time.thread_time()
         except Exception:  # noqa: BLE001 - the end of a thread that nobody waits for has to be told
             _log.exception("writing failed", stream=self._name)
         finally:

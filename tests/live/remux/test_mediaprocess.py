@@ -22,8 +22,24 @@ from flowctl.live.config import LiveConfig
 from flowctl.live.remux.files import lock_file
 from flowctl.live.remux.mediaprocess import MediaProcess, WrittenStream
 from flowctl.live.settings.media import MediaOptions, StreamPatterns
+from flowctl.testing import ManualClock
 
 HLS = {"hls": True, "hls_segment_s": 2.0, "hls_part_s": 0.5}
+
+
+def config_of(folder, conn):
+    return MediaProcessConfig(
+        socket_fd=conn.detach(),
+        options=MediaOptions(record_folder=folder / "recordings"),
+        hls_folder=folder / "hls",
+        hls_streams=StreamPatterns(("live/*",)),
+        memory_bytes=1 << 30,
+        log={},
+    )
+
+
+def said(name, **order):
+    return {"stream": f"live/{name}", "path": "/nowhere", "order": order or None}
 
 
 class Server:
@@ -31,20 +47,12 @@ class Server:
 
     def __init__(self, folder):
         self.conn, theirs = socket.socketpair()
-        config = MediaProcessConfig(
-            socket_fd=theirs.detach(),
-            options=MediaOptions(record_folder=folder / "recordings"),
-            hls_folder=folder / "hls",
-            hls_streams=StreamPatterns(("live/*",)),
-            memory_bytes=1 << 30,
-            log={},
-        )
         self.lines = self.conn.makefile("rb")
-        self.thread = threading.Thread(target=MediaProcess(config, time.monotonic).run)
+        self.thread = threading.Thread(target=MediaProcess(config_of(folder, theirs), time.monotonic).run)
         self.thread.start()
 
     def say(self, stream, **order):
-        self._send({"stream": stream, "path": "/nowhere", "order": order or None})
+        self._send(said(stream.removeprefix("live/"), **order))
 
     def figures(self):
         self._send({"ask": "figures"})
@@ -244,3 +252,45 @@ def test_keeper_when_its_process_hangs_kills_it_and_tells_the_next_one_all_again
     finally:
         keeper.stop()
     assert keeper.figures()["state"] == "ended"
+
+
+def test_process_when_streams_of_an_address_take_its_time_ends_them_tells_why_and_goes_on_with_them(
+    tmp_path, monkeypatch
+):
+    """What threads take is what the test says, on a clock that it turns; all else is the process itself."""
+    ours, theirs = socket.socketpair()
+    clock, spent = ManualClock(), {}
+    monkeypatch.setattr(WrittenStream, "charged_s", property(lambda stream: spent.get(stream.key[0], 0.0)))
+    monkeypatch.setattr("flowctl.live.remux.mediaprocess._MOST_SHARE", 0.5)
+    process = MediaProcess(config_of(tmp_path, theirs), clock)
+    process._group.start()
+
+    def turn(seconds, **shares):
+        for _ in range(seconds):
+            clock.advance(1.0)
+            for name, share in shares.items():
+                spent[f"live/{name}"] = spent.get(f"live/{name}", 0.0) + share
+            process._look()
+
+    def unwritten():
+        return process._figures()["unwritten"]
+
+    try:
+        for name, address in (("a", "192.0.2.1"), ("b", "192.0.2.1"), ("show", "203.0.113.1")):
+            process._take(said(name, record_format="flv", address=address))
+        turn(20, a=0.3, b=0.4, show=0.05)
+        assert unwritten().keys() == {"live/b"}
+        assert "of it those of its address" in unwritten()["live/b"]["record"]
+        process._take(said("c", record_format="flv", address="192.0.2.1"))  # of the same address
+        turn(20, a=0.3, show=0.05)
+        assert unwritten().keys() == {"live/b", "live/c"}
+        process._take(said("a"))  # it has gone
+        wait_until(lambda: turn(5) or not unwritten(), "both are written")
+    finally:
+        for key in list(process._written):
+            process._end(key)
+        process._group.stop(20)
+        for thread, _ in process._finishing.values():
+            thread.join(20)
+        process._conn.close()
+        ours.close()
