@@ -73,14 +73,21 @@ def record(
     make_form = _form(form)
     _made(settings.folder)
     lock = threading.Lock()
+    untold: list[Exception] = []  # why names of files cannot be written any more: who reads them may have gone
 
     def finished(file: FinishedFile) -> None:
         with lock:
-            _tell(file, as_json=as_json)
+            try:
+                if not untold:
+                    _tell(file, as_json=as_json)
+            except (OSError, FlowctlError) as error:  # on a recorder's thread, which has files to finish
+                untold.append(error)
 
     recorders = [StreamRecorder(*_named(url), settings, make_form, on_finished=finished) for url in addresses]
     _take_up(settings.folder)
-    follows = _run(addresses, recorders, duration_s=duration_s, once=once)
+    follows = _run(addresses, recorders, duration_s=duration_s, once=once, untold=untold)
+    if untold:
+        raise untold[0]
     _summarise(addresses, recorders, follows, as_json=as_json)
 
 
@@ -210,9 +217,14 @@ def _tell(file: FinishedFile, *, as_json: bool) -> None:
 
 
 def _run(
-    addresses: list[RtmpUrl], recorders: Sequence[StreamRecorder | HlsWriter], *, duration_s: float | None, once: bool
+    addresses: list[RtmpUrl],
+    recorders: Sequence[StreamRecorder | HlsWriter],
+    *,
+    duration_s: float | None,
+    once: bool,
+    untold: Sequence[Exception] = (),
 ) -> list[StreamFollower]:
-    """Record until it is to end; then finish the files."""
+    """Record until it is to end, also when something cannot be told; then finish the files."""
     from flowctl.live.remux.intake import pull
     from flowctl.pollgroup import PollGroup
 
@@ -228,7 +240,7 @@ def _run(
                 recorder.start()
                 follow.start()
             while (end is None or time.monotonic() < end) and not (
-                once and all(recorder.stream_ended.is_set() for recorder in recorders)
+                untold or (once and all(recorder.stream_ended.is_set() for recorder in recorders))
             ):
                 time.sleep(_LOOK_S)
                 reasons = [

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import sys
+from types import SimpleNamespace
 
 import pytest
+from remux_kit import source, tags_of
 
 from flowctl.cli.remux import hls, record
-from flowctl.errors import ConfigError
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.live.cluster.follow import FollowState
 from flowctl.live.remux.files import lock_file
 
 
@@ -64,3 +68,45 @@ def test_command_when_the_server_has_ended_says_why_once_and_tries_again(tmp_pat
     assert "warning" in told
     assert url in told
     assert "Connection refused" in told
+
+
+class Feed:
+    """A stream that is there at once, in the place of a follower."""
+
+    def __init__(self, sink):
+        self._sink = sink
+
+    def start(self):
+        self._sink.begin(0.0)
+        for tag in source(6):
+            self._sink.take(tag.type_id, tag.timestamp, tag.payload, 0.0)
+
+    def statistics(self):
+        return SimpleNamespace(state=FollowState.RUNNING, why="", connections=1)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(BrokenPipeError(32, "Broken pipe"), BrokenPipeError), (OSError(28, "No space"), FlowctlError)],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_record_when_nobody_reads_the_names_ends_quietly_with_whole_files(
+    tmp_path, monkeypatch, capsys, error, raised, as_json
+):
+    """``flowctl record ... | head -1``: the names of files are written by the recorders' threads."""
+
+    class Gone(io.StringIO):
+        def flush(self):
+            raise error
+
+    monkeypatch.setattr("flowctl.live.remux.intake.pull", lambda url, sink, group: Feed(sink))
+    monkeypatch.setattr(sys, "stdout", Gone())
+    with pytest.raises(raised):
+        record(["rtmp://127.0.0.1/live/room"], out=tmp_path, max_time="1s", duration="5s", as_json=as_json)
+    told = capsys.readouterr().err
+    assert "writing failed" not in told
+    assert "Traceback" not in told
+    files = sorted(tmp_path.iterdir())
+    assert len(files) > 1
+    assert {path.suffix for path in files} == {".flv"}
+    assert all(tags_of(path) for path in files)
