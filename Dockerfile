@@ -3,12 +3,17 @@
 FROM python:3.11.13-slim-bookworm AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE requirements-dev.txt ./
-COPY packaging/versions ./packaging/
+COPY packaging/requirements ./packaging/
 COPY flowctl ./flowctl
 COPY servers ./servers
 ARG EXTRAS=admin,media
-RUN packaging/versions > versions && python -m venv /opt/flowctl \
-    && /opt/flowctl/bin/pip install --no-cache-dir --constraint versions ".[${EXTRAS}]"
+# What pip fetches has the hashes of requirements-dev.txt: what builds flowctl, and what it needs.
+RUN packaging/requirements hatchling > build.txt && packaging/requirements "${EXTRAS}" > needed.txt \
+    && python -m venv /opt/build && python -m venv /opt/flowctl \
+    && /opt/build/bin/pip install --no-cache-dir --require-hashes -r build.txt \
+    && /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --no-index --wheel-dir /opt/build . \
+    && /opt/flowctl/bin/pip install --no-cache-dir --only-binary :all: --require-hashes -r needed.txt \
+    && /opt/flowctl/bin/pip install --no-cache-dir --no-deps --no-index /opt/build/flowctl-*.whl
 
 FROM python:3.11.13-slim-bookworm
 RUN useradd --uid 10001 --no-log-init --no-create-home --shell /usr/sbin/nologin flowctl \
