@@ -61,7 +61,10 @@ def resolve_folder(folder: Path, field: str) -> Path:
     try:
         return _resolved(folder.absolute())
     except OSError as error:
-        raise ConfigError(f"{field} {folder}: {error.strerror}", hint="name the folder that it is to be") from error
+        raise ConfigError(
+            f"{field} {folder}: {error.strerror}",
+            hint="make it a folder of the user that runs this, or name the one that it is to be",
+        ) from error
 
 
 def found_folder(folder: Path) -> Path:
