@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # The oldest supported first: what works there works on the others.
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3 python
 
-.PHONY: help setup lock setup-pipeline test lint types demo demo-pipeline demo-cluster serve bench site pictures rivals browser checkers deb fuzz clean
+.PHONY: help setup lock setup-pipeline test ipv6 lint types demo demo-pipeline demo-cluster serve bench site pictures rivals browser checkers deb fuzz clean
 .DEFAULT_GOAL := help
 
 help:  ## show the targets
@@ -57,6 +57,12 @@ types: $(READY)  ## check types
 test: lint types  ## lint, types, all tests; the last line is the count of tests
 	@$(BIN)/python -m flowctl.analyze.spark.setup || true
 	$(BIN)/python tests/run_all.py $(ARGS)
+
+# Without those on one loopback address after another, of which IPv6 has one.
+ipv6: $(READY)  ## the tests of what speaks HTTP, and of RTMP with FFmpeg, once more: servers and clients on ::1
+	TEST_LOOPBACK=::1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/live/httpd tests/live/admin tests/websocket \
+	  $(addprefix tests/e2e/server/test_e2e_,http.py media.py access.py keys.py) tests/e2e/test_e2e_ffmpeg.py \
+	  tests/e2e/dashboard tests/e2e/players tests/e2e/relays/test_e2e_relay.py $(ARGS)
 
 # Its page with plots stays in this folder, in .demo.
 demo: $(READY)  ## about 30 s (the first time a minute): a live stream to viewers of all kinds, a dashboard, a report; ARGS=--stay stays

@@ -51,9 +51,8 @@ class Pair:
         """Write a new pair and return the serial number of its certificate."""
         issuer, issuer_key = authority()
         key = ec.generate_private_key(ec.SECP256R1())
-        names = x509.SubjectAlternativeName(
-            [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        )
+        addresses = [x509.IPAddress(ipaddress.ip_address(text)) for text in ("127.0.0.1", "::1")]
+        names = x509.SubjectAlternativeName([x509.DNSName("localhost"), *addresses])
         made = _signed(_name("localhost"), key, issuer.subject, issuer_key, names, days=days)
         self.certificate.write_bytes(_pem(made))
         self.key.touch(mode=0o600)

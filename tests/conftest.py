@@ -17,7 +17,6 @@ import os
 import random
 import re
 import signal
-import socket
 from pathlib import Path
 
 import hypothesis
@@ -25,6 +24,7 @@ import pytest
 import structlog
 import uvloop
 from chance_kit import SEED
+from loopback_kit import LOOPBACK, why_not
 from process_kit import adopt_orphans, end_children, use_default_signals
 from run_all import PIPELINE, REALTIME
 
@@ -41,11 +41,9 @@ IN_TEST = pytest.StashKey[bool]()
 @pytest.fixture(scope="session")
 def six():
     """The loopback address of IPv6."""
-    try:
-        with socket.socket(socket.AF_INET6) as sock:
-            sock.bind(("::1", 0))
-    except OSError as error:
-        pytest.skip(f"this machine has no ::1: {error}")
+    missing = why_not("::1")
+    if missing:
+        pytest.skip(missing)
     return "::1"
 
 
@@ -167,7 +165,10 @@ def pytest_generate_tests(metafunc):
 
 def pytest_collection_modifyitems(config, items):
     factor = config.getoption("--examples-factor")
+    missing = why_not(LOOPBACK)
     for item in items:
+        if missing:
+            item.add_marker(pytest.mark.skip(reason=missing))
         if any(item.path.is_relative_to(HERE / name) for name in REALTIME):
             item.add_marker("realtime")
         if item.path.is_relative_to(HERE / PIPELINE):

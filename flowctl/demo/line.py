@@ -28,9 +28,15 @@ class ProxyLine:
     """Listens on a port of loopback, and connects each client with another one; a context."""
 
     def __init__(
-        self, target_port: int, *, rate: float | None = None, lies: bool = False, buffer_bytes: int | None = None
+        self,
+        target_port: int,
+        *,
+        rate: float | None = None,
+        lies: bool = False,
+        buffer_bytes: int | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
-        self._target_port = target_port
+        self._host, self._target_port = host, target_port
         self.rate = rate  # octets a second; None: as fast as it goes; others may change it
         self._lies = lies
         self._buffer_bytes = buffer_bytes
@@ -57,7 +63,7 @@ class ProxyLine:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, self._host, 0))
         self.port = int(server.sockets[0].getsockname()[1])
         self._ready.set()
         self._loop.run_forever()
@@ -86,12 +92,12 @@ class ProxyLine:
                 self._ways -= set(ways)
 
     async def _connected(self) -> socket.socket:
-        sock = socket.socket()
+        sock = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
         sock.setblocking(False)
         if self._buffer_bytes is not None:
             shrink_receive_buffer(sock, self._buffer_bytes)
         try:
-            await self._loop.sock_connect(sock, ("127.0.0.1", self._target_port))
+            await self._loop.sock_connect(sock, (self._host, self._target_port))
         except BaseException:
             sock.close()
             raise

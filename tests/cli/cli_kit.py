@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 
+from loopback_kit import LOOPBACK, SETTINGS, loopback
+
 COMMAND = [sys.executable, "-c", "import sys; from flowctl.cli import main; sys.exit(main())"]
 PATIENCE_S = 30.0
 
@@ -19,7 +21,7 @@ PATIENCE_S = 30.0
 def start(*arguments, **settings):
     """Start ``flowctl arguments`` and return the process; its output is text unless `settings` say otherwise."""
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = os.environ | {"NO_COLOR": "1", "COLUMNS": "200"} | settings.pop("env", {})
+    environment = os.environ | SETTINGS | {"NO_COLOR": "1", "COLUMNS": "200"} | settings.pop("env", {})
     return subprocess.Popen([*COMMAND, *arguments], env=environment, **(streams | settings))
 
 
@@ -56,7 +58,7 @@ class Served:
         self.ready = json.loads(process.stdout.readline())
 
     def url(self, stream="live/room"):
-        return f"rtmp://127.0.0.1:{self.ready['port']}/{stream}"
+        return f"rtmp://{loopback(self.ready['port'])}/{stream}"
 
     def wait_logged(self, text):
         end = time.monotonic() + PATIENCE_S
@@ -96,7 +98,7 @@ def connected(server, count):
     with contextlib.ExitStack() as stack:
         peers = []
         for _ in range(count):
-            peer = stack.enter_context(socket.create_connection(("127.0.0.1", server.ready["port"]), 20))
+            peer = stack.enter_context(socket.create_connection((LOOPBACK, server.ready["port"]), 20))
             with contextlib.suppress(ConnectionError):  # refused already
                 peer.sendall(b"\3" + bytes(1536))
             peers.append(peer)

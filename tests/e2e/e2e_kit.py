@@ -12,9 +12,11 @@ from pathlib import Path
 from traceback import format_exception
 
 from live_kit import ends_of, viewer_figures
+from loopback_kit import LOOPBACK
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.server.admission import AdmissionLimits
+from flowctl.core.text.addresses import join_host_port
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO, FlvReader
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
@@ -62,6 +64,7 @@ def open_live_server(*, limits=None, wire=None, rtmp=None, make=LiveServer, **op
     if limits is not None:
         options["limits"] = limits
     # Twenty healthy players, several bad ones and a publisher all come from one address within a moment.
+    options.setdefault("host", LOOPBACK)
     options.setdefault("admission", AdmissionLimits(connections_per_address=64, burst_per_address=64))
     session = ServerSessionConfig(limits=WireLimits(**(wire or {})), **(rtmp or {}))
     server = make(
@@ -80,8 +83,8 @@ def address_of(server, name=NAME):
     """Return the URL of a stream, with TLS where the server speaks it."""
     for listener in getattr(server, "listeners", ()):
         if listener.name == "rtmps":
-            return f"rtmps://127.0.0.1:{listener.address[1]}/{name}"
-    return f"rtmp://127.0.0.1:{server.address[1]}/{name}"
+            return f"rtmps://{join_host_port(*listener.address)}/{name}"
+    return f"rtmp://{join_host_port(*server.address)}/{name}"
 
 
 def figures(server, name=NAME):

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 from connection_kit import WAIT_S, ask, wait_until
+from loopback_kit import NETWORK
 from websocket_kit import BINARY, CLOSE, PING, PONG, TEXT, RawClient, Served, Talk, close_payload, handshake, masked
 
 from flowctl import (
@@ -241,7 +242,7 @@ def test_banned_clients_when_open_are_reset_without_a_word():
     with Served(behaves=lambda self: False) as served:
         client, session = served.open()
         with client:
-            assert served.server.set_bans(BanList([Ban(cidr="127.0.0.0/8", expires=None)])) == 1
+            assert served.server.set_bans(BanList([Ban(cidr=NETWORK, expires=None)])) == 1
             assert session.wait_end()[0] is CloseReason.BANNED
             with pytest.raises(ConnectionResetError):
                 client.read_to_end()

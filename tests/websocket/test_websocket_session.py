@@ -6,6 +6,7 @@ import json
 
 import pytest
 from connection_kit import wait_until
+from loopback_kit import loopback
 from websocket_kit import Served, Talk
 from websockets.sync.client import connect
 
@@ -13,7 +14,7 @@ from flowctl import CloseReason, Topic
 
 
 def url(served, path="/"):
-    return f"ws://127.0.0.1:{served.address[1]}{path}"
+    return f"ws://{loopback(served.address[1])}{path}"
 
 
 @pytest.mark.parametrize("compression", ["deflate", None])

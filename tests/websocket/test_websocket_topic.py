@@ -12,6 +12,7 @@ import zlib
 import pytest
 from certificate_kit import Pair
 from connection_kit import WAIT_S, ask, wait_until
+from loopback_kit import loopback
 from websocket_kit import CLOSE, DEFLATE, PING, TEXT, RawClient, Served, Talk, handshake
 from websockets.asyncio.client import connect as connect_async
 from websockets.asyncio.client import connect as connect_over_tls
@@ -58,7 +59,7 @@ def test_followers_when_many_threads_publish_each_get_every_message_once():
 
     async def follow(port, compression):
         got = []
-        async with connect_async(f"ws://127.0.0.1:{port}/", compression=compression) as client:
+        async with connect_async(f"ws://{loopback(port)}/", compression=compression) as client:
             while len(got) < 300:
                 got.append(await asyncio.wait_for(client.recv(), WAIT_S))
         return got
@@ -312,7 +313,7 @@ def test_sessions_when_over_tls_speak_and_end_as_over_tcp(tmp_path):
     topic, pair = Topic(), Pair(tmp_path)
     tls = Certificate(pair.certificate, pair.key)
     with Served(following(topic), server={"tls": tls}) as served:
-        url = f"wss://localhost:{served.address[1]}/"
+        url = f"wss://{loopback(served.address[1])}/"
 
         async def talk():
             # Not the client with threads: one of them reads while another writes, which loses data over TLS before

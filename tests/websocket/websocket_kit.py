@@ -8,6 +8,7 @@ import struct
 import threading
 
 from connection_kit import WAIT_S, wait_until
+from loopback_kit import LOOPBACK
 
 from flowctl import Server, WebSocketSession
 
@@ -166,7 +167,11 @@ class Served:
         self.sessions = []
         self.factory = type("Asked", (base,), {"made": self.sessions, **attributes})
         self.errors = []
-        options = {"on_error": lambda what, error: self.errors.append((what, error)), **(server or {})}
+        options = {
+            "host": LOOPBACK,
+            "on_error": lambda what, error: self.errors.append((what, error)),
+            **(server or {}),
+        }
         self.server = Server(self.factory, **options)
         self.server.start()
         self.address = self.server.address

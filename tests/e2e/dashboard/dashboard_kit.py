@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import socket
 import time
 from urllib.parse import urlsplit
 
 import install_browser
 from e2e_kit import open_live_server
+from loopback_kit import FAMILY, LOOPBACK, loopback
 from process_kit import children
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
@@ -17,6 +19,7 @@ from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
+from flowctl.core.text.addresses import bracketed
 from flowctl.live.admin.listener import AdminListener
 from flowctl_servers.live import SERVER
 
@@ -28,16 +31,18 @@ FLAGS = (
     "--hide-scrollbars",
     "--lang=en",
 )
+PAGE_HOST = LOOPBACK if FAMILY == socket.AF_INET else "localhost"
+"""A page at an address of IPv6 may load media from its own port alone."""
 WIDE, PHONE = (1280, 900), (400, 800)
 COLOURS = "const s = getComputedStyle(arguments[0]); return [s.color, s.backgroundColor];"
 
 
 @contextlib.contextmanager
 def open_dashboard(**options):
-    options.setdefault("admin", "127.0.0.1:0")
+    options.setdefault("admin", loopback())
     with open_live_server(make=SERVER.build, **options) as server:
         (admin,) = [item for item in server.companions if isinstance(item, AdminListener)]
-        yield server, admin.bound[0]
+        yield server, admin.bound[0].replace(bracketed(LOOPBACK), PAGE_HOST)
 
 
 class Browser:

@@ -9,9 +9,10 @@ from operator import sub
 
 import pytest
 from certificate_kit import Pair
-from dashboard_kit import COLOURS, PHONE, WIDE, Browser, contrast, luminance, open_dashboard, why_not
+from dashboard_kit import COLOURS, PAGE_HOST, PHONE, WIDE, Browser, contrast, luminance, open_dashboard, why_not
 from e2e_kit import NAME, Clients, wait_for_keys, wait_until
 from e2e_players import LARGE, RENDITIONS, SHALLOW, SMALL, THIN, publish_set
+from loopback_kit import LOOPBACK, loopback
 from selenium.webdriver.common.keys import Keys
 
 from flowctl.core.flow.limits import Limits
@@ -57,7 +58,7 @@ def shown_server(**options):
 @pytest.fixture(scope="module")
 def room():
     """Return a server that only this machine reaches, and that asks for no token."""
-    with shown_server(http="127.0.0.1:0") as found:
+    with shown_server(http=loopback()) as found:
         yield found
 
 
@@ -79,7 +80,7 @@ def slow(room):
 
 def name_of(client):
     """Return how the page calls a client."""
-    return f"127.0.0.1:{client.local_port}"
+    return loopback(client.local_port)
 
 
 def state_of(browser, client):
@@ -182,22 +183,27 @@ def test_limits_when_changed_are_in_force_for_that_connection(browser, room, slo
     browser.wait(lambda: "soft 1.0 MiB" in browser.text("#axes"), "the new marks on the page")
 
 
-def test_picture_when_watched_moves(browser, room):
+@pytest.mark.parametrize("host", [PAGE_HOST, "localhost"])
+def test_picture_when_watched_moves(browser, room, host):
+    """By whichever of its names the page was opened: its policy allows the media of that one alone."""
     _, _, address = room
-    browser.open(address)
+    browser.open(address.replace(PAGE_HOST, host))
     browser.click("#streams button")
     browser.wait(lambda: browser.run("return document.querySelector('video').currentTime") > 0, "a first picture")
     first = browser.run("return document.querySelector('video').currentTime")
     browser.wait(lambda: browser.run("return document.querySelector('video').currentTime") > first + 1, "a second more")
     assert browser.run("return document.querySelector('video').videoWidth") > 0
     assert browser.run("return document.getElementById('picture-note').hidden") is True
-    assert browser.hosts() == {"127.0.0.1"}
+    assert browser.hosts() == {host}
 
 
 def test_picture_when_its_address_says_so_is_shown_beside_that_of_a_slow_line(browser, room):
     server, _, address = room
     port = next(item.address[1] for item in server.listeners if item.name == "http")
-    with ProxyLine(port, rate=40_000, buffer_bytes=32 * 1024) as line, ProxyLine(port) as other:
+    with (
+        ProxyLine(port, rate=40_000, buffer_bytes=32 * 1024, host=LOOPBACK) as line,
+        ProxyLine(port, host=LOOPBACK) as other,
+    ):
         asked = f"watch={NAME}&beside={line.port}&line=half+a+line&set={NAME}&by={other.port}&what=a+set"
         browser.open(f"{address}#{asked}")
         for video in ("picture-video", "beside-video", "chosen-video"):
@@ -205,16 +211,16 @@ def test_picture_when_its_address_says_so_is_shown_beside_that_of_a_slow_line(br
             browser.wait(lambda time_s=time_s: browser.run(time_s) > 0, f"the first picture of {video}")
         assert (browser.text("#beside-name"), browser.text("#chosen-name")) == ("half a line", "a set")
         assert browser.run("return document.getElementById('beside').hidden") is False
-    assert browser.hosts() == {"127.0.0.1"}
+    assert browser.hosts() == {PAGE_HOST}
 
 
 @pytest.mark.timeout(150)
 def test_picture_of_a_set_when_its_line_becomes_slow_is_smaller_and_goes_on(browser, sample):
     """A change of size either way is no fault to mpegts.js, and the time of both pictures goes on."""
-    with open_dashboard(http="127.0.0.1:0", renditions=RENDITIONS) as (server, address), Clients() as clients:
+    with open_dashboard(http=loopback(), renditions=RENDITIONS) as (server, address), Clients() as clients:
         publish_set(server, clients, sample)
         port = next(item.address[1] for item in server.listeners if item.name == "http")
-        with ProxyLine(port, buffer_bytes=SHALLOW) as line:
+        with ProxyLine(port, buffer_bytes=SHALLOW, host=LOOPBACK) as line:
             browser.open(f"{address}#watch=live/show&beside={line.port}&line=a+line")
             pictures = "return ['picture', 'beside'].map((id) => document.getElementById(`${id}-video`).%s)"
             wide, times = pictures % "videoWidth", pictures % "currentTime"
@@ -232,7 +238,7 @@ def test_picture_when_a_stream_asks_for_a_key_is_watched_with_it(browser, tmp_pa
     key = make_key()
     (tmp_path / "keys").write_text(f"{hash_key(key)} play live/*\n")
     access = StreamAccess(play_auth=(Proof.KEY,), keys=read_keys(tmp_path / "keys"))
-    with shown_server(http="127.0.0.1:0", access=access) as (_, _, address):
+    with shown_server(http=loopback(), access=access) as (_, _, address):
         browser.open(address)
         browser.click("#streams button")
         browser.fill("#ask input[name=proof]", f"key={key}")
@@ -244,10 +250,10 @@ def test_picture_when_a_stream_asks_for_a_key_is_watched_with_it(browser, tmp_pa
 def test_picture_and_changes_when_the_page_comes_over_tls_need_nothing_without_it(browser, tmp_path):
     """A browser loads nothing over plain HTTP into such a page, and tells the server that it is of the same origin."""
     pair = Pair(tmp_path)
-    secure = {"tls_certificate": pair.certificate, "tls_key": pair.key, "https": "127.0.0.1:0"}
+    secure = {"tls_certificate": pair.certificate, "tls_key": pair.key, "https": loopback()}
     browser.driver.execute_cdp_cmd("Security.setIgnoreCertificateErrors", {"ignore": True})
     try:
-        with shown_server(admin="tls://127.0.0.1:0", http="127.0.0.1:0", **secure) as (server, clients, address):
+        with shown_server(admin=f"tls://{loopback()}", http=loopback(), **secure) as (server, clients, address):
             assert address.startswith("https://")
             viewer = clients.play(server, THROTTLED)
             browser.open(f"{address}#watch={NAME}")
@@ -272,7 +278,7 @@ def test_requests_when_all_is_used_go_to_no_other_host(browser, room, slow):
     browser.wait(lambda: browser.run("return performance.now()") > time_s + 1500, "another look")
     entries = browser.run("return performance.getEntriesByType('resource').map((item) => new URL(item.name).host)")
     assert set(entries) == {address.split("/")[2]}
-    assert browser.hosts() == {"127.0.0.1"}
+    assert browser.hosts() == {PAGE_HOST}
     assert browser.faults() == []
 
 
@@ -435,5 +441,5 @@ def test_server_when_gone_is_said_and_found_again(browser):
     browser.wait(lambda: "stale" in browser.text("#freshness"), "that it is stale")
     assert browser.run("return document.body.classList.contains('stale')")
     port = address.rstrip("/").rpartition(":")[2]
-    with open_dashboard(limits=LIMITS, admin=f"127.0.0.1:{port}"):
+    with open_dashboard(limits=LIMITS, admin=loopback(port)):
         browser.wait(lambda: browser.text("#freshness") == "live", "the server again")

@@ -21,6 +21,7 @@ import pytest
 from dashboard_kit import Browser, why_not
 from e2e_kit import address_of, open_live_server, wait_until
 from install_browser import PLAYERS, no_players, player
+from loopback_kit import loopback
 
 from flowctl_servers.live import SERVER
 
@@ -187,12 +188,12 @@ def test_players_of_low_latency_when_they_play_are_less_than_three_seconds_behin
     """Both go by parts; Shaka asks for the part that was announced before it is there, and both for the next list."""
     folder = tmp_path / "hls"
     with (
-        open_live_server(make=SERVER.build, http="127.0.0.1:0", hls_folder=folder) as server,
+        open_live_server(make=SERVER.build, http=loopback(), hls_folder=folder) as server,
         painting(ffmpeg_path, address_of(server)),
         writing(server, folder, "--part", "0.5s"),
     ):
         port = next(item.address[1] for item in server.listeners if item.name == "http")
-        url = f"http://127.0.0.1:{port}/live/stream.m3u8"
+        url = f"http://{loopback(port)}/live/stream.m3u8"
         browser.open(page)
         browser.run("startHlsJs(arguments[0]); startShaka(arguments[0]);", url)
         # A player that was late at first, on a busy machine, has time to catch up.

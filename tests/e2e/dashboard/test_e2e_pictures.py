@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from dashboard_kit import Browser, open_dashboard, why_not
 from e2e_kit import Clients, wait_for_viewers, wait_until
+from loopback_kit import loopback
 from report_kit import found_of
 
 from flowctl.analyze.report.job import render as render_report
@@ -67,7 +68,7 @@ def run_flowctl(folder, *arguments):
 
 
 def test_dashboard_when_viewers_are_slow_is_as_the_documents_show_it(browser, take, sample):
-    options = {"limits": LIMITS, "http": "127.0.0.1:0"}
+    options = {"limits": LIMITS, "http": loopback()}
     with open_dashboard(**options) as (server, address), Clients() as clients:
         clients.publish(server, FlvFile(sample("large")), name="live/main-stage")
         wait_until(lambda: server.hub.find_stream("live/main-stage"), "the stream")
@@ -87,7 +88,7 @@ def test_dashboard_when_viewers_are_slow_is_as_the_documents_show_it(browser, ta
 
 def test_load_report_when_made_is_as_the_documents_show_it(browser, take, tmp_path):
     with open_dashboard(limits=LIMITS) as (server, _):
-        url = f"rtmp://127.0.0.1:{server.address[1]}/live/load"
+        url = f"rtmp://{loopback(server.address[1])}/live/load"
         run_flowctl(
             tmp_path, "load", url, "--publishers", 1, "--viewers", 30, "--duration", "6s", "--report", "run.html",
             "--profile", "slow@1M:10%", "--profile", "stall:2", "--fail-on", "healthy.missing>0",

@@ -14,6 +14,7 @@ import random
 import pytest
 from dashboard_kit import Browser, why_not
 from e2e_kit import wait_until
+from loopback_kit import LOOPBACK, loopback
 from source_kit import ROOT
 
 from flowctl import HttpAnswer, Limits, Server, Topic, WebSocketSession
@@ -57,7 +58,7 @@ class Market:
         self.busy = False
         self.asked = 0
         admission = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0)
-        self.server = Server(lambda: Page(self), "127.0.0.1", 0, admission=admission, **options)
+        self.server = Server(lambda: Page(self), LOOPBACK, 0, admission=admission, **options)
 
     def publish(self, number, names, **options):
         """Publish a message for each name; wait until the quick page's kernel has them."""
@@ -108,7 +109,7 @@ def two_pages(browser, **options):
     market = Market(**options)
     with market.server as server:
         port = server.address[1]
-        browser.open(f"http://127.0.0.1:{port}/?name=quick")
+        browser.open(f"http://{loopback(port)}/?name=quick")
         quick = browser.driver.current_window_handle
         browser.driver.switch_to.new_window("tab")
         browser.driver.get(f"http://localhost:{port}/?name=slow")
@@ -137,7 +138,7 @@ def test_page_of_the_documents_shows_prices_as_they_change_and_why_it_was_closed
     with market.server as server:
         market.topic.publish('{"EUR": 1.5}', key="EUR")
         market.topic.publish('{"EUR": 1.25, "USD": 1}', key="EUR")
-        browser.open(f"http://127.0.0.1:{server.address[1]}/prices")
+        browser.open(f"http://{loopback(server.address[1])}/prices")
         browser.wait(lambda: browser.texts("td") == ["EUR", "1.2500", "1", "USD", "1.0000", "1"], "the newest prices")
         market.topic.publish('{"EUR": 0.125}', key="EUR")
         browser.wait(lambda: browser.texts("td")[:3] == ["EUR", "0.1250", "2"], "the next price")

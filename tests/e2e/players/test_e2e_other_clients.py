@@ -9,6 +9,7 @@ import pytest
 from e2e_kit import NAME, address_of, keys_in, wait_for_end, wait_for_keys, wait_for_viewers
 from e2e_players import has_element
 from e2e_programs import Program, watch
+from loopback_kit import loopback
 
 from flowctl.wire.rtmp.limits import WireLimits
 
@@ -43,7 +44,7 @@ def test_gstreamer_logs_in_with_the_right_password_only(password, live, sample, 
     if not has_element("rtmp2sink"):
         pytest.skip("GStreamer has no rtmp2sink here")
     server = live(rtmp={"credentials": USER})
-    location = f"rtmp://bob:{password}@127.0.0.1:{server.address[1]}/{NAME}"
+    location = f"rtmp://bob:{password}@{loopback(server.address[1])}/{NAME}"
     status, said = run_program(*pipeline(sample("plain"), "rtmp2sink", location))
     assert ("ERROR" in said) == (password == "wrong")
     assert (status == 0) == (password == "hunter2")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from e2e_kit import Clients, open_live_server
 from e2e_players import Ffmpeg, GStreamer, Mpv, Vlc
+from loopback_kit import loopback
 
 from flowctl.live.cluster.redirect import EdgeReport
 from flowctl.live.config import Redirect
@@ -24,9 +25,9 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "redirect.md"
 @pytest.fixture(scope="module")
 def played(sample, tmp_path_factory):
     """Return which players have shown pictures of the edge, of those that were sent there."""
-    settings = {"http": "127.0.0.1:0", "make": SERVER.build}
+    settings = {"http": loopback(), "make": SERVER.build}
     with (
-        open_live_server(origin="127.0.0.1:0", redirect=Redirect.ALL, **settings) as origin,
+        open_live_server(origin=loopback(), redirect=Redirect.ALL, **settings) as origin,
         open_live_server(**settings) as edge,
         Clients() as clients,
         contextlib.ExitStack() as stack,
@@ -34,13 +35,13 @@ def played(sample, tmp_path_factory):
         for server in (origin, edge):
             clients.publish(server, FlvFile(sample("small")), name="live/show")
         (book,) = [item.book for item in origin.companions if hasattr(item, "book")]
-        bases = {item.name: f"{item.name}://127.0.0.1:{item.address[1]}" for item in edge.listeners}
+        bases = {item.name: f"{item.name}://{loopback(item.address[1])}" for item in edge.listeners}
         found = {}
         for kind, transport in PLAYS:
             if not kind.missing():
                 tell(book, bases)
                 port = {item.name: item.address[1] for item in origin.listeners}[transport]
-                url = f"{transport}://127.0.0.1:{port}/live/show{'.flv' if transport == 'http' else ''}"
+                url = f"{transport}://{loopback(port)}/live/show{'.flv' if transport == 'http' else ''}"
                 found[kind, transport] = stack.enter_context(kind(url, tmp_path_factory.mktemp(transport)))
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end and not all(

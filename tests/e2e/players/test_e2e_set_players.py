@@ -13,6 +13,7 @@ from itertools import pairwise
 import pytest
 from e2e_kit import Clients, open_live_server
 from e2e_players import LARGE, RENDITIONS, SHALLOW, SMALL, THIN, Ffmpeg, GStreamer, Mpv, Vlc, publish_set
+from loopback_kit import LOOPBACK, loopback
 
 from flowctl.demo.line import ProxyLine
 from flowctl_servers.live import SERVER
@@ -27,7 +28,7 @@ def played(sample, tmp_path_factory):
     """Return each player that is here after it has played, by kind and transport."""
     found, lines = {}, []
     with (
-        open_live_server(make=SERVER.build, http="127.0.0.1:0", renditions=RENDITIONS) as server,
+        open_live_server(make=SERVER.build, http=loopback(), renditions=RENDITIONS) as server,
         Clients() as clients,
         contextlib.ExitStack() as stack,
     ):
@@ -35,8 +36,8 @@ def played(sample, tmp_path_factory):
         ports = {item.name: item.address[1] for item in server.listeners}
         for kind, transport in PLAYS:
             if not kind.missing():
-                lines.append(stack.enter_context(ProxyLine(ports[transport], buffer_bytes=SHALLOW)))
-                url = f"{transport}://127.0.0.1:{lines[-1].port}/live/show{'.flv' if transport == 'http' else ''}"
+                lines.append(stack.enter_context(ProxyLine(ports[transport], buffer_bytes=SHALLOW, host=LOOPBACK)))
+                url = f"{transport}://{loopback(lines[-1].port)}/live/show{'.flv' if transport == 'http' else ''}"
                 player = kind(url, tmp_path_factory.mktemp(transport))
                 found[kind, transport] = stack.enter_context(player)
         wait_for_all(found.values(), LARGE)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from e2e_kit import PATIENCE_S, frames_of
+from loopback_kit import LOOPBACK
 
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.live.config import LiveConfig
@@ -55,6 +56,7 @@ def relaying(push="", pull="", **options):
     """A live server with relays; fails if one of its handlers raised. Yields server and relays."""
     failures = []
     config = LiveConfig(
+        host=LOOPBACK,
         port=0,
         relay_push=parse_relays(push, "relay_push"),
         relay_pull=parse_relays(pull, "relay_pull"),

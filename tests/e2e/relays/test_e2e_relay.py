@@ -7,6 +7,7 @@ import socket
 
 import pyarrow.parquet
 from e2e_kit import NAME, PATIENCE_S, Play, frames_of, open_live_server, wait_until
+from loopback_kit import FAMILY, LOOPBACK, loopback
 from relay_kit import nginx, relaying, same_frames, source
 
 from flowctl.core.flow.limits import Limits
@@ -27,7 +28,7 @@ from flowctl.wire.rtmp.wire import Message
 def test_push_of_a_set_gives_the_other_server_its_largest_rendition(live, clients):
     target = live()
     options = {"renditions": RenditionNames(suffixes=("_large", "_small"))}
-    with relaying(push=f"live/show=rtmp://127.0.0.1:{target.address[1]}/copy/{{stream}}", **options) as (server, _):
+    with relaying(push=f"live/show=rtmp://{loopback(target.address[1])}/copy/{{stream}}", **options) as (server, _):
         player = clients.play(target, name="copy/show")
         small = SyntheticSource(video_bit_rate=100_000, fps=50, key_interval_s=0.2)
         clients.publish(server, small, name="live/show_small")
@@ -40,7 +41,7 @@ def test_push_of_a_set_gives_the_other_server_its_largest_rendition(live, client
 
 def test_push_when_a_stream_is_published_gives_the_other_server_every_frame(live, clients):
     target = live()
-    with relaying(push=f"live/*=rtmp://127.0.0.1:{target.address[1]}/copy/{{stream}}?key=SECRET") as (server, relays):
+    with relaying(push=f"live/*=rtmp://{loopback(target.address[1])}/copy/{{stream}}?key=SECRET") as (server, relays):
         player = clients.play(target, name="copy/stream")
         publisher = clients.publish(server, source())
         wait_until(lambda: same_frames(player, publisher), "frames at the other server")
@@ -57,10 +58,10 @@ def test_push_when_a_stream_is_published_gives_the_other_server_every_frame(live
 
 
 def test_push_when_the_target_is_lost_is_tried_again(clients):
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
+    with socket.socket(FAMILY) as sock:
+        sock.bind((LOOPBACK, 0))
         port = sock.getsockname()[1]
-    with relaying(push=f"live/*=rtmp://127.0.0.1:{port}/live/KEYNAME") as (server, relays):
+    with relaying(push=f"live/*=rtmp://{loopback(port)}/live/KEYNAME") as (server, relays):
         clients.publish(server, source())
         wait_until(lambda: any(row["state"] == "waits" for row in relays.figures()["push"]), "a try that failed")
         assert "KEYNAME" not in str(relays.figures())
@@ -69,11 +70,11 @@ def test_push_when_the_target_is_lost_is_tried_again(clients):
 
 
 def test_push_when_the_target_is_slow_is_a_slow_viewer(clients):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server((LOOPBACK, 0), family=FAMILY) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with (
             relaying(
-                push=f"live/*=rtmp://127.0.0.1:{listener.getsockname()[1]}/live/x",
+                push=f"live/*=rtmp://{loopback(listener.getsockname()[1])}/live/x",
                 limits=Limits.parse("64KiB,100,500ms", "64MiB,100000,60s"),
             ) as (server, relays),
             deaf_server(listener),
@@ -89,9 +90,9 @@ def test_push_when_the_target_is_slow_is_a_slow_viewer(clients):
 
 
 def test_push_when_the_publisher_goes_gives_the_slow_target_all_of_it_and_then_its_end(clients):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server((LOOPBACK, 0), family=FAMILY) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        with relaying(push=f"live/*=rtmp://127.0.0.1:{listener.getsockname()[1]}/live/x") as (server, relays):
+        with relaying(push=f"live/*=rtmp://{loopback(listener.getsockname()[1])}/live/x") as (server, relays):
             with deaf_server(listener) as came:
                 publisher = clients.publish(server, SyntheticSource(video_bit_rate=20_000_000, fps=50))
                 wait_until(lambda: len(publisher.messages) > 25, "more than a socket holds")
@@ -142,11 +143,11 @@ def deaf_server(listener):
 
 
 def test_push_when_servers_name_each_other_ends_after_some_relays(clients):
-    with socket.socket() as one, socket.socket() as two:
+    with socket.socket(FAMILY) as one, socket.socket(FAMILY) as two:
         for sock in (one, two):
-            sock.bind(("127.0.0.1", 0))
+            sock.bind((LOOPBACK, 0))
         ports = [sock.getsockname()[1] for sock in (one, two)]
-    rules = [f"live/*=rtmp://127.0.0.1:{port}/live/c-{{stream}}" for port in reversed(ports)]
+    rules = [f"live/*=rtmp://{loopback(port)}/live/c-{{stream}}" for port in reversed(ports)]
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(relaying_at(port, rule)) for port, rule in zip(ports, rules, strict=True)]
         clients.publish(servers[0][0], source())
@@ -157,7 +158,7 @@ def test_push_when_servers_name_each_other_ends_after_some_relays(clients):
 
 @contextlib.contextmanager
 def relaying_at(port, push):
-    config = LiveConfig(port=port, relay_push=parse_relays(push, "relay_push"))
+    config = LiveConfig(host=LOOPBACK, port=port, relay_push=parse_relays(push, "relay_push"))
     server = LiveServer(config)
     relays = Relays(server)
     server.companions.append(relays)
@@ -168,7 +169,7 @@ def relaying_at(port, push):
 def test_pull_when_somebody_views_is_followed_while_he_does(live, clients):
     origin = live()
     publisher = clients.publish(origin, source())
-    with relaying(pull=f"edge/*=rtmp://127.0.0.1:{origin.address[1]}/live/{{stream}}") as (server, relays):
+    with relaying(pull=f"edge/*=rtmp://{loopback(origin.address[1])}/live/{{stream}}") as (server, relays):
         assert relays.figures()["pull"] == []
         player = clients.play(server, name="edge/stream")
         wait_until(lambda: same_frames(player, publisher), "frames from the other server")
@@ -181,7 +182,7 @@ def test_pull_when_somebody_views_is_followed_while_he_does(live, clients):
 def test_pull_when_always_needs_no_viewers(live, clients):
     origin = live()
     clients.publish(origin, source())
-    with relaying(pull=f"edge/cam=rtmp://127.0.0.1:{origin.address[1]}/{NAME} always") as (server, _):
+    with relaying(pull=f"edge/cam=rtmp://{loopback(origin.address[1])}/{NAME} always") as (server, _):
         wait_until(lambda: server.hub.is_published("edge/cam"), "the stream without viewers")
         assert not server.hub.is_viewed("edge/cam")
 
@@ -189,7 +190,7 @@ def test_pull_when_always_needs_no_viewers(live, clients):
 def test_pull_when_recorded_is_told_of_as_a_publisher(live, clients, tmp_path):
     origin = live()
     clients.publish(origin, source())
-    pull = f"edge/*=rtmp://127.0.0.1:{origin.address[1]}/live/{{stream}}"
+    pull = f"edge/*=rtmp://{loopback(origin.address[1])}/live/{{stream}}"
     with relaying(pull=pull, events=EventsOptions(folder=str(tmp_path), streams=RecordedStreams.PLAIN)) as (server, _):
         player = clients.play(server, name="edge/stream")
         wait_until(lambda: len(player.messages) > 30, "frames from the other server")
@@ -202,7 +203,7 @@ def test_pull_when_recorded_is_told_of_as_a_publisher(live, clients, tmp_path):
 def test_pull_when_the_stream_is_published_here_is_none(live, clients):
     origin = live()
     clients.publish(origin, source())
-    with relaying(pull=f"live/*=rtmp://127.0.0.1:{origin.address[1]}/live/{{stream}}") as (server, relays):
+    with relaying(pull=f"live/*=rtmp://{loopback(origin.address[1])}/live/{{stream}}") as (server, relays):
         own = clients.publish(server, source())
         player = clients.play(server)
         wait_until(lambda: same_frames(player, own), "its own frames")

@@ -7,6 +7,7 @@ import time
 import pytest
 from e2e_kit import NAME, PATIENCE_S, wait_until
 from hook_kit import HookServer, http
+from loopback_kit import LOOPBACK
 
 from flowctl.live.access.keys import KeyFile, StoredKey, hash_key
 from flowctl.live.access.rules import Proof, StreamAccess
@@ -37,7 +38,9 @@ def server(hook):
         **{name: (hook.url(),) for name in names},
     )
     failures = []
-    with LiveServer(LiveConfig(access=access, on_error=lambda *failure: failures.append(failure))) as server:
+    with LiveServer(
+        LiveConfig(host=LOOPBACK, access=access, on_error=lambda *failure: failures.append(failure))
+    ) as server:
         yield server
     assert failures == []
 

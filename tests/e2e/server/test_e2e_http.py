@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 from e2e_kit import NAME, PATIENCE_S, frames_of, wait_for_keys, wait_for_viewers, wait_until
 from e2e_programs import watch
+from loopback_kit import FAMILY, LOOPBACK, loopback
 
 from flowctl.flv import TAG_VIDEO, FlvReader
 from flowctl.live.httpd.serving import listen_http
@@ -28,11 +29,11 @@ def web(live):
 
     def make(*arguments, **options):
         server = LiveServer(*arguments, **options)
-        addresses.append(listen_http(server, "127.0.0.1", 0))
+        addresses.append(listen_http(server, LOOPBACK, 0))
         return server
 
     server = live(make=make)
-    return server, f"http://127.0.0.1:{addresses[0][1]}/{NAME}.flv"
+    return server, f"http://{loopback(addresses[0][1])}/{NAME}.flv"
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -69,10 +70,10 @@ def test_late_player_over_http_decodes_from_its_first_packet(background, web, pr
 
 def test_slow_player_over_http_when_the_publisher_goes_gets_all_of_it_and_the_end(web, clients):
     server, url = web
-    with socket.socket() as sock:
+    with socket.socket(FAMILY) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(PATIENCE_S)
-        sock.connect(("127.0.0.1", urlsplit(url).port))
+        sock.connect((LOOPBACK, urlsplit(url).port))
         sock.sendall(f"GET /{NAME}.flv HTTP/1.0\r\n\r\n".encode())
         wait_for_viewers(server, 1)
         publisher = clients.publish(server, SyntheticSource(video_bit_rate=20_000_000, fps=50))

@@ -16,6 +16,7 @@ from e2e_kit import open_live_server
 from hook_kit import HookServer
 from hook_kit import http as answer
 from jwt.algorithms import ECAlgorithm
+from loopback_kit import loopback
 from typer.testing import CliRunner
 
 from flowctl.cli.app import app
@@ -79,7 +80,7 @@ def test_keys_when_there_are_workers_are_in_force_in_each_of_them(tmp_path, tmp_
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
     path = tmp_path / "keys"
     proof = ("--set", "play_auth=key", "--set", f"keys_file={path}", "--set", "players_may_wait=no")
-    with served("live", "--workers", "2", "--http", "127.0.0.1:0", "--control", "off", *proof) as server:
+    with served("live", "--workers", "2", "--http", loopback(), "--control", "off", *proof) as server:
         assert statuses(server, f"key={KEY}") == {401}
         key = command("make", path)
         assert statuses(server, f"key={key}") == {404}  # allowed, and there is no such stream
@@ -93,7 +94,7 @@ def statuses(server, query):
     host, _, port = server.ready["http"][0].rpartition(":")
     found = set()
     for _ in range(10):
-        connection = http.client.HTTPConnection(host, int(port), timeout=20)
+        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=20)
         connection.request("HEAD", f"/live/room.flv?{query}")
         found.add(connection.getresponse().status)
         connection.close()
@@ -107,7 +108,7 @@ def test_web_tokens_when_their_keys_are_fetched_are_checked_with_audience_and_is
     file = tmp_path / "flowctl.toml"
     file.write_text(
         f"""play_auth = "jwt"\njwt_key = "ES256:{issuer.url("/jwks.json")}"\njwt_audience = ["other", "live.example"]
-jwt_issuer = "https://id.example/"\nplayers_may_wait = false\nhttp = "127.0.0.1:0"\n"""
+jwt_issuer = "https://id.example/"\nplayers_may_wait = false\nhttp = "{loopback()}"\n"""
     )
 
     def token(**changed):

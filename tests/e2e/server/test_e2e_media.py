@@ -15,6 +15,7 @@ import av
 import pytest
 from cli_kit import served
 from e2e_kit import frames_of, put, read_flv, wait_until
+from loopback_kit import LOOPBACK, loopback
 
 from flowctl.control.client import call_operation
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
@@ -40,7 +41,7 @@ def writing(folder, text, *arguments):
     path = folder / "flowctl.toml"
     path.write_text(FOLDERS + text, "utf-8")
     with served("live", "--config", str(path), *arguments) as server:
-        server.address = ("127.0.0.1", server.ready["port"])
+        server.address = (LOOPBACK, server.ready["port"])
         yield server
 
 
@@ -84,14 +85,14 @@ def test_media_when_settings_name_streams_is_written_as_it_came_for_nobody_but_w
     put(tmp_path / "keys", hash_key(key) + "\n")
     (tmp_path / "keys").chmod(0o600)
     target = live()
-    pushed = f"rtmp://127.0.0.1:{target.address[1]}/{{app}}/{{stream}}"
+    pushed = f"rtmp://{loopback(target.address[1])}/{{app}}/{{stream}}"
     text = (
         f'record = "*"\nhls = "live/*"\nrelay_push = "live/*={pushed}"\nplay_auth = "key"\nkeys_file = "keys"\n'
         '[application.odd]\nrecord_format = "mp4"\n'
     )
     odd = ("odd/a b+c", "odd/\u00fc%25..", "odd/.hidden;x")
     path = sample("b_frames")
-    with writing(tmp_path, text, "--http", "127.0.0.1:0") as server:
+    with writing(tmp_path, text, "--http", loopback()) as server:
         player = clients.play(target)
         for name in odd:
             clients.publish(server, FlvFile(path), name=name)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 from types import SimpleNamespace
 
 import httpx
 import pytest
 from e2e_kit import NAME, Clients, open_live_server, wait_for_viewers, wait_until
+from loopback_kit import FAMILY, LOOPBACK, loopback
 from prometheus_client.parser import text_string_to_metric_families
 
 from flowctl.control.operations import Permission, answer
@@ -32,7 +34,7 @@ def admin(tmp_path):
                 path = tmp_path / "tokens"
                 path.write_text(tokens)
                 settings["admin_token_file"] = path
-            server = stack.enter_context(open_live_server(**{"admin": "127.0.0.1:0", **settings}))
+            server = stack.enter_context(open_live_server(**{"admin": loopback(), **settings}))
             listener = admin_of(server)
             stack.callback(listener.stop, 5.0)
             listener.start()
@@ -123,11 +125,11 @@ def test_listener_when_it_could_be_reached_by_others_without_a_token_refuses_to_
 
 
 def test_listener_when_its_port_is_taken_says_so():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.create_server((LOOPBACK, 0), family=FAMILY) as taken:
+        address = loopback(taken.getsockname()[1])
         with open_live_server(admin=address) as server:
             listener = admin_of(server)
-            with pytest.raises(ConfigError, match=address):
+            with pytest.raises(ConfigError, match=re.escape(address)):
                 listener.start()
             listener.stop(1.0)
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from certificate_kit import Pair
 from e2e_kit import open_live_server, wait_until
+from loopback_kit import FAMILY, LOOPBACK, loopback, many_addresses
 
 from flowctl.live.admin import protocol
 from flowctl.live.admin.guard import HEAD_BYTES
@@ -32,11 +33,11 @@ class Speaking:
         self.settings = {}
         if pair is not None:
             self.settings = {"tls_certificate": pair.certificate, "tls_key": pair.key}
-        self.admin = "127.0.0.1:0" if pair is None else "tls://127.0.0.1:0"
+        self.admin = loopback() if pair is None else f"tls://{loopback()}"
 
     def connect(self, address, timeout=20, source_address=None):
         sock = socket.create_connection(address, timeout, source_address)
-        return sock if self.trust is None else self.trust.wrap_socket(sock, server_hostname="127.0.0.1")
+        return sock if self.trust is None else self.trust.wrap_socket(sock, server_hostname=LOOPBACK)
 
     def get(self, url):
         return httpx.get(url, verify=self.verify)
@@ -74,7 +75,7 @@ def admin(started, speak):
             stack.callback(listener.stop, 5.0)
             listener.start()
             port = int(listener.bound[0].rpartition(":")[2].strip("/"))
-            return listener.bound[0], ("127.0.0.1", port)
+            return listener.bound[0], (LOOPBACK, port)
 
         yield start
 
@@ -127,7 +128,7 @@ def test_head_when_it_is_malformed_or_leaves_the_folder_is_refused(admin, head, 
 TOKEN = "k3tF2hD0mYw8cQz1"
 
 
-@pytest.mark.parametrize("sources", [["127.0.0.1"], ["127.0.9.1", "127.0.9.2"]])
+@pytest.mark.parametrize("sources", [[LOOPBACK], pytest.param(["127.0.9.1", "127.0.9.2"], marks=many_addresses)])
 def test_strangers_when_they_hold_all_places_do_not_keep_the_operator_out(admin, monkeypatch, tmp_path, sources, speak):
     monkeypatch.setattr(protocol, "MOST_STRANGERS", 4)
     monkeypatch.setattr(protocol, "MOST_PER_ADDRESS", 3)
@@ -151,6 +152,7 @@ def test_strangers_when_they_hold_all_places_do_not_keep_the_operator_out(admin,
             assert next(events.iter_lines()) == "retry: 2000"
 
 
+@many_addresses
 def test_strangers_when_each_has_an_address_of_its_own_give_way_by_age(admin, monkeypatch, speak):
     monkeypatch.setattr(protocol, "MOST_STRANGERS", 4)
     monkeypatch.setattr(protocol, "HEAD_S", 600.0)
@@ -215,12 +217,12 @@ def test_answers_when_nobody_reads_them_are_given_up(admin, server_of, monkeypat
     monkeypatch.setattr(protocol, "SEND_S", 0.05)
     _, address = admin()
     with contextlib.ExitStack() as stack:
-        sock = stack.enter_context(socket.socket())
+        sock = stack.enter_context(socket.socket(FAMILY))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(20)
         sock.connect(address)
         if speak.trust is not None:
-            sock = stack.enter_context(speak.trust.wrap_socket(sock, server_hostname="127.0.0.1"))
+            sock = stack.enter_context(speak.trust.wrap_socket(sock, server_hostname=LOOPBACK))
         sock.sendall(b"GET /mpegts.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 60)
         assert sock.recv(1)
         wait_until(lambda: not server_of().connections, "the end of the connection")

@@ -7,6 +7,7 @@ import contextlib
 import pytest
 from e2e_kit import Clients, open_live_server, wait_for_viewers
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from loopback_kit import loopback
 
 from flowctl.control.operations import OPERATIONS
 from flowctl.live.admin.listener import admin_of
@@ -24,7 +25,7 @@ def described():
 
     with contextlib.ExitStack() as stack:
         clients = stack.enter_context(Clients())
-        server = stack.enter_context(open_live_server(admin="127.0.0.1:0"))
+        server = stack.enter_context(open_live_server(admin=loopback()))
         listener = admin_of(server)
         listener.start()
         stack.callback(listener.stop, 5.0)

@@ -14,6 +14,7 @@ import structlog
 from certificate_kit import Pair, serial_of
 from e2e_kit import open_live_server, wait_until
 from key_update_kit import KeyUpdates
+from loopback_kit import FAMILY, LOOPBACK, loopback, many_addresses
 
 from flowctl.errors import ConfigError
 from flowctl.live.admin import protocol
@@ -35,11 +36,11 @@ def admin(pair):
 
         def start(**settings):
             files = {"tls_certificate": pair.certificate, "tls_key": pair.key}
-            server = stack.enter_context(open_live_server(admin="tls://127.0.0.1:0", **files, **settings))
+            server = stack.enter_context(open_live_server(admin=f"tls://{loopback()}", **files, **settings))
             listener = admin_of(server)
             stack.callback(listener.stop, 5.0)
             listener.start()
-            return listener, ("127.0.0.1", int(listener.bound[0].rpartition(":")[2].strip("/")))
+            return listener, (LOOPBACK, int(listener.bound[0].rpartition(":")[2].strip("/")))
 
         yield start
 
@@ -60,10 +61,10 @@ def test_curl_with_the_authority_gets_all_and_without_it_nothing(admin, pair, tm
     curl = shutil.which("curl") or pytest.skip("curl is not here")
     (tmp_path / "tokens").write_text(f"{TOKEN} admin\n")
     listener, (_, port) = admin(admin_token_file=tmp_path / "tokens")
-    assert listener.bound == [f"https://127.0.0.1:{port}/"]
+    assert listener.bound == [f"https://{loopback(port)}/"]
 
     def ask(path, *more):
-        command = [curl, "-sS", "--max-time", "20", *more, f"https://127.0.0.1:{port}{path}"]
+        command = [curl, "-sS", "--max-time", "20", *more, f"https://{loopback(port)}{path}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         return done.returncode, done.stdout + done.stderr
 
@@ -82,9 +83,9 @@ def test_curl_with_the_authority_gets_all_and_without_it_nothing(admin, pair, tm
 @pytest.mark.parametrize("version", ["-tls1_2", "-tls1_3"])
 def test_openssl_shakes_hands_and_renegotiates_nothing(admin, pair, version):
     openssl = shutil.which("openssl") or pytest.skip("openssl is not here")
-    _, (host, port) = admin()
-    command = [openssl, "s_client", "-connect", f"{host}:{port}", "-CAfile", str(pair.authority), version]
-    head = f"GET /healthz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
+    _, (_, port) = admin()
+    command = [openssl, "s_client", "-connect", loopback(port), "-CAfile", str(pair.authority), version]
+    head = f"GET /healthz HTTP/1.1\r\nHost: {loopback(port)}\r\nConnection: close\r\n\r\n".encode()
     done = subprocess.run([*command, "-ign_eof"], input=head, capture_output=True, timeout=30, check=False)
     assert b"Verify return code: 0 (ok)" in done.stdout
     assert b'{"status":"ok"}' in done.stdout
@@ -101,7 +102,7 @@ def test_events_and_large_answers_come_whole(admin, pair):
         with client.stream("GET", "/api/v1/events") as response:
             assert next(response.iter_lines()) == "retry: 2000"
         assert client.get("/openapi.json").json()["info"]["title"] == "flowctl admin API"
-    with open_live_server(admin="127.0.0.1:0") as server:
+    with open_live_server(admin=loopback()) as server:
         without = admin_of(server)
         without.start()
         assert httpx.get(f"{without.bound[0]}mpegts.js").content == plain
@@ -114,6 +115,7 @@ def test_http_without_tls_is_told_that_this_port_speaks_it(admin):
     assert (said.status_code, said.text) == (400, "This port speaks TLS: https://.\n")
 
 
+@many_addresses
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"A" * 200])
 def test_strangers_who_do_not_shake_hands_are_few_and_keep_nobody_out(admin, pair, monkeypatch, sent):
     """They are counted and timed from their first packet on, as those who send no request are."""
@@ -163,7 +165,7 @@ def test_new_keys_without_end_cost_a_piece_at_a_time_and_no_memory(admin, pair, 
     listener, address = admin()
     wait_until(lambda: listener._server.started, "the listener")
     listener._server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    with socket.socket() as sock:
+    with socket.socket(FAMILY) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(20)
         sock.connect(address)
@@ -213,7 +215,7 @@ def test_certificate_that_is_renewed_is_that_of_the_next_connection_and_one_that
 def test_surface_with_tls_and_without_a_certificate_refuses_to_start():
     with (
         pytest.raises(ConfigError, match="admin: TLS needs a certificate"),
-        open_live_server(admin="tls://127.0.0.1:0"),
+        open_live_server(admin=f"tls://{loopback()}"),
     ):
         pass
     config = LiveConfig(admin="tls://0.0.0.0:0")

@@ -213,6 +213,11 @@ def test_reports_when_they_go_round_get_old_and_are_bounded(book, clock):
     assert EdgeReport.read(words[0], clock.now).name == own.name
 
 
+@pytest.mark.parametrize("host", ["2001:db8::1", "[2001:db8::1]"])
+def test_public_address_when_it_is_of_ipv6_may_stand_in_brackets(host):
+    assert EdgeConfig(origins=(OriginAddress("a"),), public=(host,)).public == (host,)
+
+
 @pytest.mark.parametrize("public", ["edge test", "rtmp://edge.test/live", "ftp://edge.test", ""])
 def test_public_address_when_it_is_none_is_refused(public):
     with pytest.raises(ConfigError, match=r"public: .* is no address"):

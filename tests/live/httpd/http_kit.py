@@ -7,6 +7,7 @@ import time
 
 from connection_kit import WAIT_S
 from live_kit import AAC_HEADER, AVC_HEADER, audio, ends_of, inter, key
+from loopback_kit import LOOPBACK
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import BytesMessage, Request
 
@@ -71,7 +72,7 @@ class Client:
     """A raw HTTP client."""
 
     def __init__(self, address) -> None:
-        self.host = HOST if ":" not in address[0] else f"Host: [{address[0]}]:{address[1]}\r\n"
+        self.host = HOST
         self.sock = socket.create_connection(address, WAIT_S)
         self.sock.settimeout(WAIT_S)
         self.rest = b""
@@ -186,7 +187,7 @@ class Web:
     """A live server with one HTTP listener."""
 
     def __init__(
-        self, loop_factory, *, limits=None, handlers=None, hooks=None, limits_of=None, host="127.0.0.1", **config
+        self, loop_factory, *, limits=None, handlers=None, hooks=None, limits_of=None, host=LOOPBACK, **config
     ) -> None:
         config.setdefault("admission", FREE)
         if limits_of is not None:

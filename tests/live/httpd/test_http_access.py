@@ -12,6 +12,7 @@ import structlog
 from hook_kit import HookServer
 from http_kit import Socket, wait_for
 from live_kit import perform
+from loopback_kit import LOOPBACK, NETWORK
 
 from flowctl.live.access.keys import KeyFile, StoredKey, hash_key
 from flowctl.live.access.rules import Proof, StreamAccess
@@ -50,7 +51,7 @@ def test_viewer_with_any_proof_gets_the_picture_and_without_is_told_so_in_the_st
     good = [
         (f"?key={KEY}", ""),
         (f"?{signed(LEFT_S)}", ""),
-        (f"?{signed(LEFT_S, address='127.0.0.0/8')}", ""),
+        (f"?{signed(LEFT_S, address=NETWORK)}", ""),
         (f"?jwt={web_token()}", ""),
         ("", f"Authorization: Bearer {web_token()}\r\n"),
         ("", f"Authorization: bearer {KEY}\r\n"),
@@ -77,7 +78,7 @@ def test_viewer_with_any_proof_gets_the_picture_and_without_is_told_so_in_the_st
 
 
 def test_viewer_from_a_network_that_is_denied_is_forbidden(web):
-    made = web(access=StreamAccess(deny_play=(ip_network("127.0.0.0/8"),)))
+    made = web(access=StreamAccess(deny_play=(ip_network(NETWORK),)))
     assert made.get()[0] == 403
 
 
@@ -103,7 +104,7 @@ def test_viewer_is_asked_for_the_password_that_rtmp_asks_for(web, header, status
 
 
 def test_viewer_behind_a_trusted_proxy_is_known_by_the_address_that_the_proxy_says(web):
-    web = web(trusted_proxies=("127.0.0.1",))
+    web = web(trusted_proxies=(LOOPBACK,))
     web.publisher().group()
     client = web.client()
     client.send("PROXY TCP4 203.0.113.9 127.0.0.1 4000 80\r\n")
@@ -137,7 +138,7 @@ def test_viewer_when_it_has_left_is_told_of_with_the_bytes_of_its_connection(web
     closed = hook.bodies[-1]
     assert closed["send_bytes"] == got
     assert 50 < closed["recv_bytes"] < 1000
-    assert (closed["app"], closed["ip"]) == ("live", "127.0.0.1")
+    assert (closed["app"], closed["ip"]) == ("live", LOOPBACK)
     hook.close()
 
 

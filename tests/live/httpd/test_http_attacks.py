@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 from http_kit import FREE, HOST, Publisher, Web, wait_for
+from loopback_kit import LOOPBACK
 
 from flowctl.live.httpd.exchange import HttpLimits
 from flowctl.load.hostile.attacks import HOSTILE
@@ -67,7 +68,7 @@ def test_server_when_attacked_over_http_contains_it_and_nobody_loses_anything(pr
     viewer.answer()
     (number,) = [item.number for item in wait_for(arena.viewers)]
     before = dict(arena.server.hub.limits_hit)
-    context = AttackContext(host="127.0.0.1", port=arena.address[1], duration_s=2.5, watch_s=1.5, rng=random.Random(1))
+    context = AttackContext(host=LOOPBACK, port=arena.address[1], duration_s=2.5, watch_s=1.5, rng=random.Random(1))
     verdict = asyncio.run(profile.attack(context))
     assert {item.form: item.outcome for item in verdict.forms} == SEEN[profile.name], verdict
     assert verdict.met is not False, verdict

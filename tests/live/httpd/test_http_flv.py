@@ -7,6 +7,7 @@ import socket
 import pytest
 from http_kit import HOST, KEY, UPGRADE, Socket, wait_for
 from live_kit import AAC_HEADER, AVC_HEADER, audio, inter, key, perform
+from loopback_kit import LOOPBACK
 from wsproto.events import AcceptConnection, CloseConnection, Ping, Pong
 
 from flowctl import flv
@@ -189,7 +190,7 @@ def test_formats_when_data_is_amf3_take_what_is_amf0_inside():
     ("end", "reason"),
     [
         (lambda server: server.kick(lambda connection: True, "test"), CloseReason.KICKED),
-        (lambda server: perform(server, "ban", {"network": "127.0.0.1"}), CloseReason.BANNED),
+        (lambda server: perform(server, "ban", {"network": LOOPBACK}), CloseReason.BANNED),
         (lambda server: server.stop(2.0), CloseReason.SHUTDOWN),
     ],
 )
@@ -301,6 +302,7 @@ def test_server_when_it_listens_on_ipv6_serves_all_that_it_does_on_ipv4(web, six
     publisher = server.publisher()
     publisher.group(b"1")
     client, player = server.client(), Socket(server)
+    client.host = f"Host: [{six}]:{server.address[1]}\r\n"
     assert client.get()[0] == 200
     player.until(AcceptConnection)
     publisher.group(b"2")

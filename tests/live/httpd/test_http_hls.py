@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hook_kit import HookServer
 from http_kit import wait_for
+from loopback_kit import NETWORK, loopback
 
 from flowctl.core.loop.sockets import SocketOptions
 from flowctl.core.server.admission import AdmissionLimits
@@ -210,7 +211,7 @@ def test_ffmpeg_when_it_plays_over_http_decodes_every_picture(web, tmp_path):
     writer.start()
     assert writer.stop(20.0)  # which ends the playlist
     found = web(handlers=hls_handlers(tmp_path / "hls"))
-    url = f"http://127.0.0.1:{found.address[1]}/live/a%20b.m3u8"
+    url = f"http://{loopback(found.address[1])}/live/a%20b.m3u8"
     assert pictures_by_ffmpeg(url) == pictures_by_ffmpeg(path)
 
 
@@ -264,7 +265,7 @@ def test_viewers_of_hls_who_connect_for_each_file_are_not_punished(web, folder):
     assert [item.session.behaves() for item in made.server.connections()] == [True]
     client.close()
     assert fetch("/live/none.m3u8") == []
-    assert fetch(None) == ["127.0.0.1/32"]
+    assert fetch(None) == [NETWORK]
 
 
 def test_proxy_when_it_connects_for_each_file_is_refused_none(web, folder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from http_kit import wait_for
+from loopback_kit import LOOPBACK
 from pyarrow import parquet
 
 from flowctl.live.access.rules import Proof, StreamAccess
@@ -43,7 +44,7 @@ def test_player_over_http_when_it_leaves_has_a_row_as_over_rtmp(recorded, tmp_pa
     assert web.get("/live/nothing.flv")[0] == 404
     found = closes(web, tmp_path)
     row = found["room"]
-    assert (row["role"], row["app"], row["peer_ip"], row["agent"]) == ("http_flv", "live", "127.0.0.1", "tv/1")
+    assert (row["role"], row["app"], row["peer_ip"], row["agent"]) == ("http_flv", "live", LOOPBACK, "tv/1")
     assert 0 <= row["asked_ms"] <= row["startup_ms"] <= row["duration_s"] * 1000
     assert row["reason"] in {"peer closed", "peer reset"}
     assert row["sent_messages_key"] >= 10

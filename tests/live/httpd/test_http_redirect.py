@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 from http_kit import UPGRADE
+from loopback_kit import LOOPBACK, loopback
 
+from flowctl.core.text.addresses import address_key
 from flowctl.live.config import Redirect
 from flowctl.live.remux.serving import hls_handlers
 
@@ -17,11 +19,11 @@ def sent(web, tmp_path):
 
     def make(redirect, edge=EDGE, *, hls=True):
         handlers = hls_handlers(tmp_path) if hls else None
-        server = web(redirect=redirect, origin="127.0.0.1:0", handlers=handlers)
+        server = web(redirect=redirect, origin=loopback(), handlers=handlers)
         asked = []
 
         def choose(scheme, viewer, address):
-            assert address == "127.0.0.1"
+            assert address == address_key(LOOPBACK)
             asked.append((scheme, viewer))
             return edge
 
@@ -50,7 +52,7 @@ def test_playlist_when_asked_for_is_the_edges_and_segments_are_served(sent):
     assert server.get("/live/room.m3u8?key=k&_HLS_msn=7&_HLS_part=1")[0] == 302
     assert len(set(asked)) == 1  # the same player, which is sent to the same edge
     assert asked[0][0] == "http"
-    assert b"127.0.0.1\nlive/room\n" in asked[0][1]
+    assert f"{LOOPBACK}\nlive/room\n".encode() in asked[0][1]
 
 
 @pytest.mark.parametrize(("edge", "status"), [(EDGE, 302), (None, 404)])

@@ -10,10 +10,12 @@ import pytest
 from http_kit import HOST, UPGRADE, wait_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from loopback_kit import LOOPBACK, NETWORK, loopback
 from structlog.testing import capture_logs
 
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.core.server.bans import BanAction
+from flowctl.core.text.addresses import network_of
 from flowctl.errors import ConfigError
 from flowctl.live.access.request import Refusal, Why
 from flowctl.live.config import LiveConfig
@@ -177,7 +179,7 @@ def test_expectation_when_a_body_is_announced_is_met(web):
 
 def test_httpx_when_it_asks_several_times_keeps_its_connection(web):
     web = web()
-    with httpx.Client(base_url=f"http://{web.address[0]}:{web.address[1]}", trust_env=False) as client:
+    with httpx.Client(base_url=f"http://{loopback(web.address[1])}", trust_env=False) as client:
         assert [client.get("/a").status_code, client.head("/b.flv").status_code] == [404, 404]
         assert client.options("/live/room.flv").headers["allow"] == "GET, HEAD, OPTIONS"
     assert web.server.accepted_count == 1
@@ -192,7 +194,11 @@ def test_guesser_when_it_guesses_on_one_connection_is_ended_and_limited(web):
     assert client.to_end() == b""
     wait_for(lambda: web.server.admission.bans.bans)  # its connections end first
     (limit,) = web.server.admission.bans.bans
-    assert (limit.cidr, limit.action, limit.source) == ("127.0.0.1/32", BanAction.LIMIT, "penalty")
+    assert (limit.cidr, limit.action, limit.source) == (
+        NETWORK,
+        BanAction.LIMIT,
+        "penalty",
+    )
     assert limit.evidence == {"play over HTTP": 21.0}
 
 
@@ -317,7 +323,7 @@ def test_pages_when_scanned_for_have_one_line_together_and_players_one_each(web)
     lines = [line for line in logs if line["event"] == "connection closed"]
     (counted,) = [line for line in logs if line["event"] == "stray connections closed"]
     assert len(lines) == 3
-    assert (counted["count"], counted["peer"], counted["protocol"]) == (7, "127.0.0.0/24", "http")
+    assert (counted["count"], counted["peer"], counted["protocol"]) == (7, network_of(LOOPBACK), "http")
     events = [item for item in server.server.recent.since(None, 100)[0] if item["what"] == "close"]
     assert sorted(item["connection"] is None for item in events) == [False, False, False, True]
     assert events[-1]["reason"] == "7 stray connections"

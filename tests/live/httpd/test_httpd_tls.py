@@ -6,6 +6,7 @@ import socket
 
 import pytest
 from certificate_kit import Pair
+from loopback_kit import loopback
 
 from flowctl.errors import ConfigError
 from flowctl.live.config import LiveConfig
@@ -18,8 +19,8 @@ ASK = b"HEAD /live/nothing.txt HTTP/1.1\r\nHost: localhost\r\nConnection: close\
 
 def test_https_when_asked_answers_as_http_does(tmp_path):
     pair = Pair(tmp_path)
-    secured = {"https": "127.0.0.1:0", "tls_certificate": pair.certificate, "tls_key": pair.key}
-    server = LiveServer(LiveConfig(http="127.0.0.1:0", **secured))
+    secured = {"https": loopback(), "tls_certificate": pair.certificate, "tls_key": pair.key}
+    server = LiveServer(LiveConfig(http=loopback(), **secured))
     plain, secure = serve_http(server)
     with server:
         with socket.create_connection(plain, WAIT_S) as sock:
@@ -33,5 +34,5 @@ def test_https_when_asked_answers_as_http_does(tmp_path):
 
 def test_https_when_there_is_no_certificate_is_refused_with_what_is_missing():
     with pytest.raises(ConfigError, match="https: TLS needs a certificate") as caught:
-        LiveServer(LiveConfig(https="127.0.0.1:0"))
+        LiveServer(LiveConfig(https=loopback()))
     assert caught.value.hint == "name its files: tls_certificate and tls_key"

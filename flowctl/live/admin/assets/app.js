@@ -227,17 +227,16 @@ async function prove(name) {
   watch(name, mediaUrl(name), "");
 }
 
-/** Where a stream is watched over HTTP: the listener's address, or its port here where it listens on all. */
+/** Where a stream is watched over HTTP: at the listener's port, by the host of this page, which may load from no other. */
 function mediaUrl(name) {
   const wanted = location.protocol === "https:" ? "https" : "http";
   const listeners = server.listeners ?? [];
   const listener = listeners.find((item) => item.name === wanted) ?? listeners.find((item) => item.name === "https");
   if (!listener) return "";
-  const [, host, port] = /^(.*):(\d+)$/.exec(listener.address);
-  const everywhere = ["0.0.0.0", "[::]"].includes(host);
+  const [, port] = /:(\d+)$/.exec(listener.address);
   const path = name.split("/").map(encodeURIComponent).join("/");
   const proof = proofs.has(name) ? `?${proofs.get(name)}` : "";
-  return `${listener.name}://${everywhere ? location.hostname : host}:${port}/${path}.flv${proof}`;
+  return `${listener.name}://${location.hostname}:${port}/${path}.flv${proof}`;
 }
 
 // -- who is kept out

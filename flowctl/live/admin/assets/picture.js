@@ -26,6 +26,9 @@ export class Picture {
     if (!stream) return this.say("Choose “Watch” at a stream.");
     const option = location.protocol === "https:" ? "--https" : "--http"; // a page with TLS may not load without it
     if (!url) return this.say(`Nothing to watch it from: start the server with ${option} 127.0.0.1:8080.`);
+    if (location.hostname.startsWith("[") && new URL(url).port !== location.port) { // what its policy cannot allow
+      return this.say("A page at an address of IPv6 may load from its own port alone: open it by a name, like localhost.");
+    }
     this.say("Connecting…");
     const mpegts = await library();
     if (this.stream !== stream || this.player) return null;

@@ -35,7 +35,7 @@ import structlog
 from flowctl.core.loop.trust import client_context, secured_later
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.core.server.listener import shown
-from flowctl.core.text.addresses import join_host_port
+from flowctl.core.text.addresses import bracketed, join_host_port
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.live.cluster.edge.copy import CopyStatistics, StreamCopy
@@ -111,7 +111,7 @@ class EdgeConfig:
             raise ConfigError("an edge has an origin twice", hint="name each of them once")
         parse_server(self.dns)
         try:
-            bases_of([item if "://" in item else f"rtmp://{item}" for item in self.public])
+            bases_of([item if "://" in item else f"rtmp://{bracketed(item)}" for item in self.public])
         except ValueError as error:
             hint = "write a host, or addresses: edge.example, or https://edge.example and rtmp://edge.example"
             raise ConfigError(f"public: {error}", hint=hint) from error
