@@ -150,8 +150,8 @@ class Session:
     connection: Connection
     # What speaks a protocol for it, is called in its place, and calls it; a name that no subclass has by chance.
     __protocol__: Session | None = None
-    # What is said where admission refuses a connection. Empty: nothing.
-    __refusal__: ClassVar[bytes] = b""
+    # What is said where admission refuses a connection: too many are there; its address is banned. Empty: nothing.
+    __refusals__: ClassVar[tuple[bytes, bytes]] = (b"", b"")
     pinned: ClassVar[bool] = False
     user_agent: str = ""
     harmless: bool = False

@@ -55,7 +55,7 @@ from flowctl.wire.websocket.frames import (
     message_frame,
 )
 from flowctl.wire.websocket.handshake import (
-    TOO_MANY,
+    REFUSALS,
     VERSION,
     Headers,
     HeadReader,
@@ -227,7 +227,7 @@ class WebSocketSession(Session):
     __slots__ = ("__protocol__", "accept_headers", "subprotocol", "user_agent")
 
     __protocol__: _Protocol
-    __refusal__: ClassVar[bytes] = TOO_MANY
+    __refusals__: ClassVar[tuple[bytes, bytes]] = REFUSALS
     subprotocol: str | None
     accept_headers: Headers
     origins: ClassVar[Collection[str] | None] = None

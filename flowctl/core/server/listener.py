@@ -84,14 +84,13 @@ class Listener:
         name: str = "",
         tls: Certificate | None = None,
         cost: float = 1.0,
-        refusal: bytes = b"",
+        refusals: tuple[bytes, bytes] = (b"", b""),
     ) -> None:
         self.sock = sock
         self.session_factory: Final = session_factory
         self.name: Final = name
         self.tls: Final = tls
         self.cost: Final = cost
-        self.refusal: Final = refusal  # what a connection is told that admission refuses
         self.address: Final[tuple[str, int]] = sock.getsockname()[:2]
         self.registration: Final = Registration()
         self.pauses = 0  # times that accepting rested because the process had no descriptor left
@@ -105,7 +104,7 @@ class Listener:
         self._told_at = float("-inf")  # when that was said last
         self._told = False  # and its end is to be said
         self.proxied: Final = Proxied(self._admit, host.refuse)
-        self.turned_away: Final = TurnedAway()
+        self.turned_away: Final = TurnedAway(refusals, tls)
 
     def load(self) -> float:
         """Weigh nothing, so that rebalancing leaves the listener where it is: moving it would gain nothing."""

@@ -217,7 +217,7 @@ class Server:
             raise LocalProtocolError("Server.listen() was called after the start", hint="call it before start()")
         sock = listening_socket(host, port, name) if listen_fd is None else socket_of(listen_fd)
         factory = session_factory or self._factory
-        listener = Listener(sock, self, factory, name, tls, cost, getattr(factory, "__refusal__", b""))
+        listener = Listener(sock, self, factory, name, tls, cost, getattr(factory, "__refusals__", (b"", b"")))
         self.listeners.append(listener)
         return listener.address
 
@@ -659,9 +659,7 @@ class Server:
         try:
             self._enter(group, peer, listener.cost)
         except LimitExceededError as refusal:
-            # Over TLS nothing can be said without a handshake, and a banned peer is told nothing.
-            silent = listener.tls is not None or refusal.limit == BANNED
-            listener.turned_away.turn_away(group, sock, b"" if silent else listener.refusal)
+            listener.turned_away.turn_away(group, sock, banned=refusal.limit == BANNED)
             return
         try:
             if listener.tls is not None:

@@ -1,8 +1,12 @@
-"""Connections that admission refuses, told so where their protocol has words for it: HTTP has 429.
+"""Connections that admission refuses, told so where their protocol has words for it: HTTP has 429, and 403 for a ban.
 
 A reset tells the person before a browser nothing, and players try again at once. What is said is a constant, behind the
 first octets of a request: a browser throws away a connection on which an answer comes unasked. Whatever one does, it is
-a socket and no session, for two seconds without a word; where many are there already, the others are reset as ever.
+a socket and no session, for some seconds without a word; where many are there already, the others are reset as ever.
+
+Who is refused may come as often as it likes, so what costs more than a socket has a rate, for all of a listener: the
+handshake of TLS, without which nothing can be said there, and any word to those that are banned, who mostly are no
+browsers. Beyond it they are reset. Rates, since a peer that is quick is there for some milliseconds.
 """
 
 from __future__ import annotations
@@ -14,38 +18,66 @@ from typing import Any, Final
 
 from flowctl.core.loop.lingering import Lingering
 from flowctl.core.loop.sockets import close_socket, end_output
+from flowctl.core.outcomes.bucket import TokenBucket
+from flowctl.core.server.certificate import Certificate
+from flowctl.errors import RemoteProtocolError
 from flowctl.pollgroup import PollGroup
 
 MOST_TOLD: Final = 64
 """Most connections of a listener that are told at a time."""
 _ASKS_WITHIN_S: Final = 2.0
+"""Time to ask within, behind the handshake of TLS where there is one, which has the same once more."""
+HANDSHAKES_PER_S: Final = 20.0
+"""Handshakes of TLS with those that are refused, and as many at once: 1 ms each with a certificate of RSA."""
+BANNED_PER_S: Final = 0.2
+"""Banned peers that are told, after the first `BANNED_AT_ONCE`: a person who tries for a minute learns it."""
+BANNED_AT_ONCE: Final = 4
 _REQUEST_BYTES: Final = 16 * 1024
 
 
 class TurnedAway:
-    """The refused connections of one listener that are told so. The thread of its group."""
+    """The refused connections of one listener that are told so. The thread of its group.
 
-    def __init__(self) -> None:
+    `words` are for those that are too many, and for those that are banned. Empty: nothing is said.
+    """
+
+    def __init__(self, words: tuple[bytes, bytes], tls: Certificate | None) -> None:
+        self._words: Final = words
+        self._tls: Final = tls
+        self._handshakes = TokenBucket(HANDSHAKES_PER_S, 0.0)
+        self._banned = TokenBucket(BANNED_AT_ONCE, 0.0)
         self._there: dict[socket.socket, Any] = {}  # with the timer, or the lingering, of each
 
     def __len__(self) -> int:
         return len(self._there)
 
-    def turn_away(self, group: PollGroup, sock: socket.socket, words: bytes) -> None:
-        """Answer with `words`, and close; without words, or room, reset."""
-        if not words or len(self._there) >= MOST_TOLD:
+    def turn_away(self, group: PollGroup, sock: socket.socket, *, banned: bool) -> None:
+        """Say that it is refused, and close; without words, or room, or where it came to that often lately, reset."""
+        words = self._words[banned]
+        if not words or len(self._there) >= MOST_TOLD or not self._may_be_told(group.clock(), banned=banned):
             close_socket(sock, abortive=True)
             return
+        if self._tls is not None:
+            try:
+                sock = self._tls.wrap(sock)
+            except OSError:  # it has gone, and its socket is closed
+                return
         sock.setblocking(False)
-        self._there[sock] = group.call_later(_ASKS_WITHIN_S, partial(self._end, group, sock, reset=True))
+        within_s = _ASKS_WITHIN_S * (1 if self._tls is None else 2)
+        self._there[sock] = group.call_later(within_s, partial(self._end, group, sock, reset=True))
         group.watch_input(sock, partial(self._asked, group, sock, words))
+
+    def _may_be_told(self, now: float, *, banned: bool) -> bool:
+        if banned and not self._banned.take_tokens(BANNED_PER_S, BANNED_AT_ONCE, now):
+            return False
+        return self._tls is None or self._handshakes.take_tokens(HANDSHAKES_PER_S, HANDSHAKES_PER_S, now)
 
     def _asked(self, group: PollGroup, sock: socket.socket, words: bytes) -> None:
         try:
             told = bool(sock.recv(_REQUEST_BYTES)) and sock.send(words) == len(words)
         except BlockingIOError:
             return
-        except OSError:
+        except (OSError, RemoteProtocolError):
             told = False
         if not told or end_output(sock):
             self._end(group, sock, reset=not told)

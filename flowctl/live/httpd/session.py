@@ -48,7 +48,7 @@ from flowctl.receiver import DONE, InputResult, InputVerdict
 from flowctl.wire.rtmp.handshake import is_stun
 from flowctl.wire.rtmp.url import Query, RtmpUrl, canonical
 from flowctl.wire.websocket.frames import PING, PONG, close_frame, frame
-from flowctl.wire.websocket.handshake import TOO_MANY, VERSION, accept_key
+from flowctl.wire.websocket.handshake import REFUSALS, VERSION, accept_key
 from flowctl.wire.websocket.reading import FrameReader, PeerClose
 
 _log: Final = structlog.get_logger("flowctl.live")
@@ -857,7 +857,7 @@ def _length(head: h11.Request) -> int:
 class HttpSessions:
     """Makes the sessions of a listener."""
 
-    __refusal__: ClassVar[bytes] = TOO_MANY
+    __refusals__: ClassVar[tuple[bytes, bytes]] = REFUSALS
 
     def __init__(self, hub: Hub, routes: Routes, origins: frozenset[str], limits: HttpLimits | None = None) -> None:
         self._given: Final = (hub, routes, limits or HttpLimits(), origins)

@@ -163,10 +163,10 @@ def phrase(status: int) -> str:
     return _PHRASES.get(status, "Status")
 
 
-TOO_MANY: Final = whole_answer(
-    429,
-    b"Too many connections. Try again later.\n",
-    # To pages of any origin: their players see the status then, and not just that something failed.
-    [(b"Content-Type", b"text/plain"), (b"Retry-After", b"5"), (b"Access-Control-Allow-Origin", b"*")],
+# To pages of any origin: their players see the status then, and not just that something failed.
+_WORDS: Final = [(b"Content-Type", b"text/plain"), (b"Access-Control-Allow-Origin", b"*")]
+REFUSALS: Final = (
+    whole_answer(429, b"Too many connections. Try again later.\n", [*_WORDS, (b"Retry-After", b"5")]),
+    whole_answer(403, b"This address is kept out.\n", _WORDS),
 )
-"""What a client is told that a server refuses because too many are there."""
+"""What a client is told that a server refuses: because too many are there, and because its address is banned."""

@@ -12,11 +12,14 @@ import time
 
 import pytest
 import structlog
+from certificate_kit import Pair
 from connection_kit import WAIT_S, Noting, wait_until
 
+from flowctl.core.outcomes.bucket import TokenBucket
 from flowctl.core.server import turning
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.core.server.bans import Ban, BanList
+from flowctl.core.server.certificate import Certificate
 from flowctl.core.server.listener import PAUSE_S, shown
 from flowctl.core.server.server import Server
 from flowctl.errors import ConfigError, LocalProtocolError
@@ -211,7 +214,7 @@ def test_listen_when_all_of_ipv6_leaves_ipv4_to_others(build):
 
 
 class Speaking(Noting):
-    __refusal__ = b"too many"
+    __refusals__ = (b"too many", b"banned")
 
 
 @pytest.fixture
@@ -272,6 +275,61 @@ def test_refused_when_the_server_stops_meanwhile_are_closed(full):
         assert len(full.listeners[0].turned_away) == 0
 
 
-def test_refused_when_it_is_banned_is_told_nothing(full):
+def test_banned_when_they_come_again_and_again_are_told_a_few_times(full):
     full.set_bans(BanList([Ban(cidr="127.0.0.1", expires=None)]))
+    for _ in range(turning.BANNED_AT_ONCE):
+        with connect(full.address) as sock:
+            sock.sendall(b"GET / HTTP/1.1\r\n")
+            assert sock.recv(100) == b"banned"
     assert is_reset(full.address)
+
+
+@pytest.fixture
+def secured(loop_factory, tmp_path):
+    """A server with TLS that lets in nobody; with the certificate's authority."""
+    pair = Pair(tmp_path)
+    limits = AdmissionLimits(connections=1, connections_per_address=0, new_per_address_and_s=0.0)
+    server = Server(Speaking, loop_factory=loop_factory, admission=limits)
+    address = server.listen("127.0.0.1", 0, tls=Certificate(pair.certificate, pair.key))
+    server.start()
+    with connect(server.address):
+        wait_until(server.connections, "the one that it lets in")
+        yield server, address, pair.client()
+        assert server.stop()
+    assert len(server.listeners[1].turned_away) == 0
+
+
+def test_refused_when_it_speaks_tls_is_told_within_it_and_reads_all_of_it(secured):
+    server, address, trust = secured
+    with trust.wrap_socket(connect(address), server_hostname="localhost", suppress_ragged_eofs=False) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n")
+        assert sock.recv(100) == b"too many"
+        sock.sendall(b"x" * 10_000)
+        assert sock.recv(100) == b""  # its end is said by TLS
+    wait_until(lambda: not len(server.listeners[1].turned_away), "the end of its socket")
+    server.set_bans(BanList([Ban(cidr="127.0.0.1", expires=None)]))
+    with trust.wrap_socket(connect(address), server_hostname="localhost") as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n")
+        assert sock.recv(100) == b"banned"
+
+
+def test_refused_when_they_make_us_shake_hands_too_often_are_reset(secured):
+    """Whether they shake hands or not: what others would have done is not known before."""
+    server, address, trust = secured
+    server.listeners[1].turned_away._handshakes = TokenBucket(2.0, float("inf"))
+    for _ in range(2):
+        with trust.wrap_socket(connect(address), server_hostname="localhost") as sock:
+            sock.sendall(b"GET")
+            assert sock.recv(100) == b"too many"
+    assert is_reset(address)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x02\x01\x00"])
+def test_refused_when_it_shakes_no_hands_is_reset_soon(secured, monkeypatch, sent):
+    monkeypatch.setattr(turning, "_ASKS_WITHIN_S", 0.05)
+    server, address, _ = secured
+    with connect(address) as sock, contextlib.suppress(ConnectionResetError):
+        sock.sendall(sent)
+        while sock.recv(100):  # an alert of TLS, perhaps
+            pass
+    wait_until(lambda: not len(server.listeners[1].turned_away), "the end of its socket")
