@@ -391,12 +391,17 @@ class ClientSession(Endpoint):
             self._count_control(now)
             self._command(message, events)
         elif type_id in _DATA:
-            events.append(message)
+            events.append(self._data(message))
         elif type_id == TYPE_AGGREGATE:
-            events += split_aggregate(message, self._config.limits)
+            events += map(self._data, split_aggregate(message, self._config.limits))
         else:
             self._count_control(now)
             self._ignore(events, "unknown-message-type", str(type_id))
+
+    def _data(self, message: Message) -> Message:
+        """Return metadata that came as AMF3 as files and players have them; everything else is as it came."""
+        made = commands.read_metadata(message, self._config.limits) if message.type_id == TYPE_DATA_AMF3 else None
+        return made or message
 
     def _stream_event(self, message: Message, events: list[ClientEvent]) -> None:
         """Handle a Stream EOF; a status says all that the other stream events say."""

@@ -239,6 +239,19 @@ def test_media_of_a_server_comes_as_it_is(player):
     assert player.send(Message(6, 50, 22, 1, b"\x09\0\0\1\0\0\0\0\0\0\0v\0\0\0\x0c")) == [Message(6, 50, 9, 1, b"v")]
 
 
+def test_metadata_of_a_server_when_it_comes_as_amf3_is_amf0(player):
+    """As Flash's encoders send it, and servers pass it on; in a file and to other players it is AMF0."""
+    player.start(PLAY_START)
+    body = b"\0" + amf0.encode("onMetaData") + b"\x11\x0a\x0b\x01\x0bwidth\x04\x85\x00\x01"
+    expected = Message(5, 0, 18, 1, amf0.encode("onMetaData", {"width": 640.0}))
+    assert player.send(Message(5, 0, 15, 1, body)) == [expected]
+    tag = b"\x0f" + len(body).to_bytes(3, "big") + bytes(7) + body + (11 + len(body)).to_bytes(4, "big")
+    (event,) = player.send(Message(5, 0, 22, 1, tag))
+    assert (event.type_id, event.payload) == (18, expected.payload)
+    other = Message(5, 0, 15, 1, b"\0" + amf0.encode("onTextData"))
+    assert player.send(other) == [other]
+
+
 def test_server_commands_are_ignored_once_and_answered(publisher):
     publisher.connected()
     publisher.requests()
