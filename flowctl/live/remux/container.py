@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import av
 
 from flowctl.core.flow.state import MessageClass
-from flowctl.flv import TAG_VIDEO
+from flowctl.flv import TAG_SCRIPT, TAG_VIDEO
 from flowctl.live.remux.course import Unit
 from flowctl.live.remux.flvform import MP4, flv_of
 from flowctl.wire.rtmp.media.media import MediaInfo, inspect
@@ -37,6 +37,9 @@ _TS: Final = {
     "mpegts_flags": "initial_discontinuity",
     "avoid_negative_ts": "disabled",
 }
+_PACKET_BYTES: Final = 188
+_MAP_PID: Final = 0x1000
+"""The packets in which FFmpeg's muxer says which tracks there are (``mpegts_pmt_start_pid``)."""
 _LARGE_BYTES: Final = 1 << 20
 _LARGE_ONES: Final = threading.Lock()
 """Held while a large group is made, one at a time: on its way through FFmpeg it is there some six times over."""
@@ -73,9 +76,18 @@ def fragment(
     return Fragment(data[:begin], data[begin:])
 
 
-def transport(headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], zero_ms: int) -> bytes:
+def transport(
+    headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], zero_ms: int, known: Sequence[Unit] = ()
+) -> bytes:
     """Return a group as MPEG-TS, empty if it has no frames; arguments and errors as `fragment`."""
-    return _remuxed(headers, units, zero_ms, "mpegts", _TS)
+    return _remuxed(headers, units, zero_ms, "mpegts", _TS, known)
+
+
+def program_map(data: bytes) -> bytes:
+    """Return what MPEG-TS of ours says of its tracks (ISO/IEC 13818-1, 2.4.4.8): the same for the same tracks."""
+    packets = range(0, len(data), _PACKET_BYTES)
+    begin = next((at for at in packets if int.from_bytes(data[at + 1 : at + 3], "big") & 0x1FFF == _MAP_PID), None)
+    return b"" if begin is None else data[begin + 4 : begin + _PACKET_BYTES]  # its header counts packets
 
 
 def _remuxed(
@@ -88,6 +100,12 @@ def _remuxed(
     last_ms: int = 0,
 ) -> bytes:
     base_ms = units[0].at_ms - _MARGIN_MS
+    shown = last_frames([*known, *units])
+    if not shown:
+        return b""
+    # A header without a frame, as at the end of a group, would make a track of which FFmpeg knows too little.
+    headers = [item for item in headers if item[0] in shown or item[0] == TAG_SCRIPT]
+    units = [unit for unit in units if unit.message_class is not MessageClass.HEADER or unit.type_id in shown]
     first = [unit._replace(at_ms=units[0].at_ms) for unit in known]
     left_out = {"video" if unit.type_id == TAG_VIDEO else "audio" for unit in known}
     last = max((unit.at_ms - base_ms for unit in units if last_ms and unit.type_id == TAG_VIDEO), default=0), last_ms

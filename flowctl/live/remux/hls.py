@@ -31,7 +31,7 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.core.folders.folders import names_below, opened_folder, replacing_below
 from flowctl.errors import ConfigError
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
-from flowctl.live.remux.container import DecodeTimes, fragment, last_frames, transport
+from flowctl.live.remux.container import DecodeTimes, fragment, last_frames, program_map, transport
 from flowctl.live.remux.course import Unit
 from flowctl.live.remux.dates import ProgramDates
 from flowctl.live.remux.files import PART, DiskRoom, encoded, hls_file, lock_file
@@ -128,6 +128,7 @@ class HlsWriter(StreamWriter):
         self._apart = False  # something is missing, or other, before the next segment
         self._init = b""
         self._init_name = ""
+        self._tracks = b""  # what files say of them: the initialisation, or the map of MPEG-TS. Empty: none is written.
         self._fragments = 0
         self._first_number = self._parts = 0  # of parts: the number of this run, and how many it has
         self._useless: list[str] = []  # files to remove
@@ -179,6 +180,7 @@ class HlsWriter(StreamWriter):
 
     def _end_publication(self, why: str, *, gone: bool) -> None:
         self._break()
+        self._picture = None
         self._end_at = self._clock() + AWAY_S if gone else None
         if gone:
             self._state = RecorderState.WAITING
@@ -221,7 +223,7 @@ class HlsWriter(StreamWriter):
 
     def _lacks_key(self, unit: Unit) -> bool:
         """Return whether nothing can be made of a picture, since the key frame before it is not there."""
-        lacks = not self._has_key and unit.message_class in _PICTURES and not unit.cut
+        lacks = not (self._has_key and self._picture) and unit.message_class in _PICTURES and not unit.cut
         if lacks and self._no_room_until is not None:
             self._lose([unit])
         return lacks
@@ -240,6 +242,8 @@ class HlsWriter(StreamWriter):
         if not (part_ms and self._units and unit.type_id in {TAG_VIDEO, TAG_AUDIO}):
             return False
         late = unit.type_id == TAG_AUDIO and "video" in self._timeline.codecs
+        if self._picture is None and unit.cut and unit.type_id == TAG_VIDEO:
+            return self._segment is not None  # which has sound alone: the first picture begins another one
         return unit.at_ms - self._units[0].at_ms >= part_ms * (1 if late else _PART_SHARE)
 
     def _break(self) -> None:
@@ -307,9 +311,10 @@ class HlsWriter(StreamWriter):
             self._close_segment(playlist)
         init, data = self._made(until_ms, zero_ms)
         if data:
-            if init != self._init:
+            tracks = init or program_map(data)
+            if tracks != self._tracks:
                 self._close_segment(playlist)
-                self._begin_init(playlist, init)
+                self._begin_tracks(playlist, init, tracks)
                 self._begin_ms = self._units[0].at_ms
             segment = self._segment or self._begin_segment(playlist)
             if late_s := self._dates.mend():
@@ -341,21 +346,21 @@ class HlsWriter(StreamWriter):
         if form is SegmentForm.AUTO:
             plain = set(self._timeline.codecs.values()) <= _TS_CODECS and not self._settings.part_s
             form = SegmentForm.TS if plain else SegmentForm.FMP4
-        if form is SegmentForm.TS:
-            return b"", transport(self._opening, units, zero_ms)
-        self._fragments += 1
         frames = last_frames(self._units)
         known = [unit for unit in (self._picture, self._sound) if unit is not None and unit.type_id not in frames]
+        if form is SegmentForm.TS:
+            return b"", transport(self._opening, units, zero_ms, known)
+        self._fragments += 1
         last_ms = until_ms - frames[TAG_VIDEO].at_ms if TAG_VIDEO in frames else 0
         return fragment(self._opening, units, zero_ms, self._fragments, known, max(last_ms, 0))
 
-    def _begin_init(self, playlist: Playlist, init: bytes) -> None:
-        self._apart = self._apart or bool(init and self._init)
-        self._init = b""  # its file goes with the last segment that needs it
+    def _begin_tracks(self, playlist: Playlist, init: bytes, tracks: bytes) -> None:
+        self._apart = self._apart or bool(self._tracks)  # RFC 8216, 4.3.2.3
+        self._tracks = self._init = b""  # its file goes with the last segment that needs it
         self._init_name = f"{self._stem}-{playlist.next_number}-init.mp4" if init else ""
         if init:
             self._replace(self._init_name, init)
-        self._init = init
+        self._init, self._tracks = init, tracks
 
     def _begin_segment(self, playlist: Playlist) -> HlsSegment:
         name = f"{self._stem}-{playlist.next_number}.{'m4s' if self._init else 'ts'}"

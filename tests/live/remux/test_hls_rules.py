@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import re
 from unittest.mock import Mock
 
+import av
 import pytest
 from hls_kit import ListingReader, Segment, Validator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from remux_kit import moved, source
 
-from flowctl.flv import TAG_VIDEO
+from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.live.remux.files import DiskRoom
 from flowctl.live.remux.hls import AWAY_S, HlsSettings, HlsWriter, SegmentForm
 from flowctl.live.remux.intake import MessageTaken, PublicationBegan, PublicationEnded, QueueCut
@@ -271,6 +273,80 @@ def test_parts_when_a_track_shows_itself_late_keep_the_rules(tmp_path, sample):
     assert watched.text.count("#EXT-X-MAP") == 2
     assert watched.text.count("#EXT-X-DISCONTINUITY\n") == 1
     assert watched.validator.faults == []
+    assert watched.writer.statistics().lost_messages == 0
+
+
+def tracks_in(folder, text):
+    """Return the kinds of tracks of the files between two discontinuities, each once, one after another."""
+    found, init = [set()], b""
+    for line in text.splitlines():
+        if line == "#EXT-X-DISCONTINUITY":
+            found.append(set())
+        elif line.startswith("#EXT-X-MAP"):
+            init = (folder / line.split('"')[1]).read_bytes()
+        elif not line.startswith("#"):
+            with av.open(io.BytesIO(init + (folder / line).read_bytes())) as file:
+                found[-1].add("".join(sorted(stream.type[0] for stream in file.streams)))
+    return found
+
+
+MP3 = b"\x2f\xff\xfb\x90\x64" + bytes(413)  # a frame of silence: 128 kbit/s, 44.1 kHz
+FORMS = [(SegmentForm.TS, 0.0), (SegmentForm.FMP4, 0.0), (SegmentForm.FMP4, 0.2)]
+
+
+@pytest.mark.parametrize(("form", "part_s"), FORMS)
+@pytest.mark.parametrize("late", [TAG_AUDIO, TAG_VIDEO])
+@pytest.mark.parametrize("after_ms", [0, 300])
+def test_hls_when_sound_or_picture_begins_late_says_so(tmp_path, sample, form, part_s, late, after_ms):
+    """Players take up other tracks at a discontinuity alone (RFC 8216, 4.3.2.3), with a map of them."""
+    _, tags = sample("plain")
+    begin_ms = next(tag.timestamp for tag in tags if tag.payload[:2] == b"\x17\1" and tag.timestamp > 900) + after_ms
+    watched = Watched(tmp_path, listed=20, form=form, part_s=part_s)
+    headers = [tag for tag in tags if tag.type_id == late and tag.payload[1:2] == b"\0"]
+    watched.feed([tag for tag in tags if tag.type_id != late and tag.timestamp < begin_ms])
+    watched.feed(moved(headers, begin_ms))
+    watched.feed([tag for tag in tags if tag.timestamp >= begin_ms and tag not in headers])
+    watched.end()
+    first = "a" if late == TAG_VIDEO else "v"
+    assert tracks_in(watched.folder, watched.text) == [{first}, {"av"}]
+    assert watched.validator.faults == []
+    assert watched.writer.statistics().lost_messages == 0
+
+
+@pytest.mark.parametrize(("form", "part_s"), FORMS)
+@pytest.mark.parametrize("late", [TAG_AUDIO, TAG_VIDEO])
+def test_hls_when_what_is_announced_comes_late_names_no_track_before(tmp_path, sample, form, part_s, late):
+    """Without low latency sound waits for pictures that are announced: a segment begins with one."""
+    _, tags = sample("plain")
+    watched = Watched(tmp_path, listed=20, form=form, part_s=part_s)
+    watched.feed([tag for tag in tags if tag.type_id != late or tag.payload[1:2] == b"\0" or tag.timestamp >= 1300])
+    watched.end()
+    first = [{"v"}] if late == TAG_AUDIO else [{"a"}] if part_s else []
+    assert tracks_in(watched.folder, watched.text) == [*first, {"av"}]
+    assert watched.validator.faults == []
+    assert watched.writer.statistics().lost_messages == 0
+
+
+@pytest.mark.parametrize(("form", "part_s"), FORMS)
+def test_hls_when_sound_pauses_in_its_tracks_has_one_map(tmp_path, sample, form, part_s):
+    """Also sound without a header, as MP3, of which nothing is in a segment of the pause."""
+    _, tags = sample("plain")
+    mp3 = [tag._replace(payload=MP3) if tag.type_id == TAG_AUDIO else tag for tag in tags]
+    watched = Watched(tmp_path, listed=20, form=form, part_s=part_s)
+    watched.feed([tag for tag in mp3 if tag.type_id != TAG_AUDIO or not 900 <= tag.timestamp < 2200])
+    watched.end()
+    assert tracks_in(watched.folder, watched.text) == [{"av"}]
+
+
+@pytest.mark.parametrize("part_s", [0.0, 0.2])
+def test_hls_when_the_next_publisher_has_sound_alone_knows_no_picture_of_the_first(tmp_path, sample, part_s):
+    _, tags = sample("plain")
+    watched = Watched(tmp_path, listed=20, part_s=part_s)
+    watched.feed(tags)
+    watched.say(PublicationBegan())
+    watched.feed([tag for tag in tags if tag.type_id != TAG_VIDEO])
+    watched.end()
+    assert tracks_in(watched.folder, watched.text) == [{"av"}, {"a"}]
     assert watched.writer.statistics().lost_messages == 0
 
 

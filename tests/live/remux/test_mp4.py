@@ -75,6 +75,22 @@ def test_mp4_when_sound_begins_later_is_two_files(tmp_path, sample):
     assert [bool(pictures_of(item.path)["audio"]) for item in bench.finished] == [False, True]
 
 
+def test_mp4_when_the_picture_begins_later_is_two_files_and_all_sound(tmp_path, sample):
+    """Its header comes at the end of a group of sound, of which it is none."""
+    _, tags = sample("plain")
+    begin_ms = next(tag.timestamp for tag in tags if tag.payload[:2] == b"\x17\1" and tag.timestamp > 900)
+    headers = [tag for tag in tags if tag.payload[:2] == b"\x17\0"]
+    bench = Bench(tmp_path, Mp4Form)
+    bench.feed([tag for tag in tags if tag.type_id != 9 and tag.timestamp < begin_ms])
+    bench.feed(moved(headers, begin_ms))
+    bench.feed([tag for tag in tags if tag.timestamp >= begin_ms])
+    bench.end()
+    assert len(bench.files) == 2
+    assert bench.figures.lost_messages == 0
+    kinds = [{kind for kind, frames in pictures_of(tmp_path / name).items() if frames} for name in bench.files]
+    assert sorted(map(sorted, kinds)) == [["audio"], ["audio", "video"]]
+
+
 def test_mp4_when_the_disk_is_full_keeps_whole_fragments(tmp_path, sample):
     _, tags = sample("plain")
     bench = Bench(tmp_path, Mp4Form, disk=Disk(20_000))
