@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import Final, NamedTuple, NoReturn, Protocol
+from typing import BinaryIO, Final, NamedTuple, NoReturn, Protocol
 
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
 
@@ -46,6 +46,7 @@ _MEDIA_TYPES: Final = frozenset({TAG_AUDIO, TAG_VIDEO, TAG_SCRIPT})
 _FILTER_BIT: Final = 0x20  # E.4.1: the body is encrypted
 _TYPE_MASK: Final = 0x1F
 _HAS_AUDIO, _HAS_VIDEO = 4, 1  # E.2 TypeFlags
+_FROM_END: Final = 2  # `seek` counts from the end
 
 _FILE_HEADER: Final = struct.Struct(">3sBBI")
 # Type and size in one word, timestamp with its extension behind it in the next, stream id always 0.
@@ -112,12 +113,14 @@ def tag(type_id: int, timestamp: int, payload: bytes | memoryview) -> bytes:
 class FlvWriter:
     """Writes a file header, then tags, to anything with a `write` method; opens, flushes and closes nothing."""
 
-    __slots__ = ("_header", "_target", "tags_written")
+    __slots__ = ("_header", "_size_bytes", "_target", "_types", "tags_written")
 
     def __init__(self, target: SupportsWrite, *, audio: bool = True, video: bool = True) -> None:
         self._target = target
         # Written with the first tag and not here, so that a recording that never begins leaves an empty file.
         self._header = header(audio, video)
+        self._size_bytes = 0  # written so far
+        self._types: set[int] = set()  # of the tags
         self.tags_written = 0
         """Tags given to the target so far."""
 
@@ -127,7 +130,16 @@ class FlvWriter:
         if self._header:
             data, self._header = self._header + data, b""
         self._target.write(data)
+        self._size_bytes += len(data)
+        self._types.add(type_id)
         self.tags_written += 1
+
+    def correct_header(self, file: BinaryIO) -> None:
+        """Have the header announce the tags that were written to `file`, which can seek and is left at its end."""
+        if self.tags_written:
+            file.seek(-self._size_bytes, _FROM_END)
+            file.write(header(TAG_AUDIO in self._types, TAG_VIDEO in self._types))
+            file.seek(0, _FROM_END)
 
 
 class _State(enum.Enum):

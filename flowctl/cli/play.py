@@ -107,7 +107,8 @@ def _play(
     from flowctl.wire.rtmp.session_config import ClientSessionConfig
 
     config = ClientSessionConfig(flash_version="LNX 9,0,124,2 flowctl play", acknowledge=acknowledge)
-    settings: Any = {"writer": None if file is None else FlvWriter(file), "duration_s": duration_s, "config": config}
+    writer = None if file is None else FlvWriter(file)
+    settings: Any = {"writer": writer, "duration_s": duration_s, "config": config}
     player, signalled = run_client(
         "play",
         lambda parameters, on_end: RtmpPlayer(address, profile, parameters=parameters, on_end=on_end, **settings),
@@ -115,8 +116,10 @@ def _play(
         receive_buffer_bytes=profile.receive_buffer_bytes,
     )
     unwritten = player.write_error
-    if file is not None and unwritten is None:
+    if file is not None and writer is not None and unwritten is None:
         try:
+            if not to_stderr and file.seekable():  # what goes to standard output may be appended to something
+                writer.correct_header(file)
             file.flush()
         except OSError as error:
             unwritten = error

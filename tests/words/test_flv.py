@@ -221,6 +221,22 @@ def test_writer_writes_the_header_with_the_first_tag():
     assert len(target.calls) == writer.tags_written == len(TAGS)
 
 
+@pytest.mark.parametrize("kept", [(8, 18), (9,), (8, 9), ()])
+def test_writer_when_the_header_is_corrected_announces_what_was_written(kept):
+    file = io.BytesIO(b"before")
+    file.seek(0, 2)
+    writer = FlvWriter(file)
+    tags = [tag for tag in TAGS if tag.type_id in kept]
+    for tag in tags:
+        writer.write(*tag)
+    writer.correct_header(file)
+    data = file.getvalue().removeprefix(b"before")
+    assert file.tell() == len(data) + 6
+    reader = FlvReader(check_back_pointers=True)
+    assert reader.feed(data) == tags
+    assert not tags or (reader.header.audio, reader.header.video) == (8 in kept, 9 in kept)
+
+
 def test_writer_writes_nothing_when_the_tag_is_wrong():
     target = Target()
     writer = FlvWriter(target)
