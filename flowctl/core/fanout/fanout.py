@@ -604,7 +604,8 @@ class Fanout:
             self.remove(sender)
             sender.broken(as_exception(error))
             return
-        if sender.stands is _QUEUED and self._host.strained() and (entry := sender.joins_cohort_at(self.log.tail)):
+        # Not where it went on in another log meanwhile: it is queued by the fan-out of that then.
+        if sender in self._queue and self._host.strained() and (entry := sender.joins_cohort_at(self.log.tail)):
             self._queue.pop(sender)
             sender.change_standing(_SERVED)
             self._admit(sender, entry)

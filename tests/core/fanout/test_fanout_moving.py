@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fanout_kit import Stage
-from flow_kit import OWN, check_accounts, check_edges, frame
+from flow_kit import OWN, Published, check_accounts, check_edges, frame
 from sender_kit import SOFT_LIMIT, by_messages
 
 from flowctl.core.fanout.fanout import Fanout
@@ -161,3 +161,17 @@ def test_viewer_when_it_is_led_where_it_cannot_go_on_ends(lead, fault, guided):
     assert viewer.sender.stands is Standing.GONE
     assert stage.fanout.empty
     stage.check()
+
+
+def test_viewer_when_it_goes_on_in_another_log_on_a_thread_without_room_is_served_there():
+    """More than a turn waits for it there, so that it is queued again when the turn that led it there ends."""
+    stage = Stage(2)
+    other = Published(stage.group)
+    other.script("K" + "I" * 20, 40_000)
+    viewer = stage.viewers[0]
+    viewer.sender.set_guide(Leading(Hop(Fanout(other.log, stage.group, flush_interval_s=0), other.log.cached)))
+    stage.group.is_strained = True
+    stage.publish("KI")
+    assert viewer.sender.stands is Standing.COHORT
+    assert viewer.numbers() == [0, *range(21)]
+    assert stage.viewers[1].numbers() == [0, 1, 2]
