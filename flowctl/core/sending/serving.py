@@ -310,7 +310,8 @@ class Serving:
         if slow.dry and cursor is not None and cohort is not None and self._host.strained():
             if self._judgement.far_behind(now):
                 self._return_locked(now, "its turns came late, for this thread had no room")
-            if cohort.brings_on(cursor.entry) and self._takes_all_locked(cursor):
+            # One with a guide leaves the cohort at each key frame: rounds would bring it no further than to that.
+            if self._guide is None and cohort.brings_on(cursor.entry) and self._takes_all_locked(cursor):
                 own = min(outbox.own[0] - outbox.inflight_bytes, budget)
                 return outbox.write(self._transport, settings.turn_messages, own, with_log=with_log, trail=trail)
         budget = slow.budget_bytes(budget)

@@ -247,6 +247,26 @@ def test_crowd_when_our_thread_has_no_room_goes_on_at_the_newest_key_frame(monke
     assert max(own_bytes.values()) < 200_000
 
 
+class Staying:
+    """A guide that leads nowhere."""
+
+    def choose_log(self, key):
+        del key
+
+
+@pytest.mark.parametrize("seconds", [1.2, 2.5])
+def test_viewer_with_a_guide_when_our_thread_has_no_room_goes_on_past_key_frames(seconds):
+    """It leaves the cohort at each, and is served alone there: rounds would bring it back to the same one for ever."""
+    scene = Steady(40.0, flush_s=0.04).go(10.9)
+    scene.sender.set_guide(Staying())
+    scene.go(seconds, 0.0)
+    scene.group.is_strained = True
+    for _ in range(40):
+        scene.go(0.2, 40.0)
+        assert len(scene.published.classes) - scene.viewer.numbers(LOG)[-1] < 75 * 2.5
+    scene.check()
+
+
 def sent(cursor):
     """Return how many messages of the log were handed over: those that were neither dropped nor wait."""
     accepted, dropped, queued = cursor.balance()
