@@ -223,9 +223,7 @@ class Serving:
             if result is None:
                 return None
             written, refused = result
-            if written:
-                judgement.progress(now)
-                self._host.wrote(written)
+            self._note_taken_locked(written, now)
             full, taken = slow.note_given(written, full=refused), outbox.empty(with_log=True)
             if not (written or full or taken):
                 return None
@@ -356,13 +354,16 @@ class Serving:
         elif result is not FlushResult.CLOSED:
             self._host.request_flush()
 
-    def _account_write_locked(self, written: int, now: float, failure: OSError | None, *, blocked: bool) -> FlushResult:
-        """Account for a write that took `written` bytes and ended in EAGAIN, in `failure`, or in neither."""
+    def _note_taken_locked(self, written: int, now: float) -> None:
         if written:
             self._judgement.progress(now)
             self._host.wrote(written)
             if self._waiters:
                 self._wake_waiters_locked()
+
+    def _account_write_locked(self, written: int, now: float, failure: OSError | None, *, blocked: bool) -> FlushResult:
+        """Account for a write that took `written` bytes and ended in EAGAIN, in `failure`, or in neither."""
+        self._note_taken_locked(written, now)
         if failure is not None:
             self._broken_locked(failure)
             return FlushResult.CLOSED

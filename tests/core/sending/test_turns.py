@@ -355,6 +355,18 @@ def test_own_message_when_its_viewer_leaves_the_log_between_two_turns_goes_out(e
     assert [reason for reason, _ in scene.viewer.host.closed] == [CloseReason.FINISHED] * ends
 
 
+def test_own_message_in_flight_when_a_plain_turn_sends_the_rest_is_told_of():
+    scene = paced()
+    scene.sender.send(frame(OWN, MessageClass.DATA, 0, 60_000), MessageClass.DATA, droppable=False)
+    told = []
+    scene.sender.when_drained(told.append)
+    while not scene.sender.drained:
+        assert not told
+        scene.go(0.005)
+    assert told == [True]
+    scene.check()
+
+
 class Undecided:
     """A guide that waits at the first key frame it is asked of, for two seconds."""
 
