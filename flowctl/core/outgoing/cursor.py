@@ -536,12 +536,19 @@ class LogCursor:
                 self.drop_up_to(key, DropReason.THINNED)
             self._resume_at(key)
             wait, ended = self.wait, True
-        if wait is None or inter or now - wait.since < max(wait.least_s, 2 * self.log.gop_duration_s):
+        if not self.waited_too_long(now):
             return ended
         self.wait = None
         self.key_waits_expired += 1
         self.accept_from(self.chain.tail, self.mask, DropReason.REFUSED, self.log.headers, now)
         return True
+
+    def waited_too_long(self, now: float) -> bool:
+        """Whether `poll` would end the key wait without a key frame."""
+        wait = self.wait
+        if wait is None or self.mask & (_KEY_BIT | _INTER_BIT):  # where these are refused none would end it
+            return False
+        return now - wait.since >= max(wait.least_s, 2 * self.log.gop_duration_s)
 
     @property
     def waiting_for_key(self) -> bool:

@@ -205,8 +205,8 @@ class Serving:
         Return as `take_turn`. None: there is more to be done than that, which `_flush_locked` does.
         """
         judgement, outbox, core = self._judgement, self._outbox, self._core
-        slow = judgement.slow
-        if slow is None or self._guide is not None:
+        slow, cursor = judgement.slow, outbox.cursor
+        if slow is None or self._guide is not None or cursor is None or cursor.waited_too_long(now):
             return None
         if core.state is not SendState.OVERLOADED or judgement.far_load(now) is None:
             return None

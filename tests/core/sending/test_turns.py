@@ -10,7 +10,7 @@ from math import inf
 import pytest
 from chance_kit import seeds
 from cursor_kit import Follower
-from flow_kit import FRAMES, LOG, OWN, Published, Viewer, frame
+from flow_kit import FRAMES, INTER, KEY, LOG, OWN, Published, Viewer, frame
 from slow_kit import LINES, Kernel, Scene, Steady, stream
 
 from flowctl.core.fanout.fanout import Fanout
@@ -324,6 +324,16 @@ def test_turn_of_a_viewer_that_stalls_comes_when_its_kernel_asks():
     scene.go(5, 0.5)
     assert scene.sender.state is SendState.OVERLOADED
     assert not scene.viewer.host.closed
+
+
+@pytest.mark.parametrize("then", [0.5, 1.5])
+def test_viewer_when_no_key_frame_comes_after_a_cut_sees_pictures_again_after_a_minute(then):
+    """So it is with streams that are refreshed picture by picture, whatever its turns are."""
+    scene = Scene(lambda now: 0.5 if now < 20 else then, flush_s=0.04)
+    messages = [(at, INTER if at and item is KEY else item, size) for at, item, size in stream(80, 2.0)]
+    scene.run(messages, 80)
+    assert scene.sender.statistics().key_waits_expired == 1
+    assert any(item is INTER and at > 60 for _, item, at in scene.arrived())
 
 
 def paced(**given):
