@@ -421,6 +421,7 @@ class Fanout:
             if squad.entry is not tail:
                 data = gather(squad.entry, tail)
                 self._settle_write(squad, tail, len(data), squad.write_bytes(data))
+            self._span.size_bytes = inf  # nobody is behind: what was too long before says nothing of the next round
         finally:
             now = self._host.now()
             self._meter.count_short_round(now - began)

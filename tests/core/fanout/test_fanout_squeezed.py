@@ -173,6 +173,25 @@ def test_viewers_when_the_thread_pauses_once_in_a_round_lose_nothing(seconds):
     stage.check()
 
 
+def test_viewers_when_the_thread_pauses_long_after_it_had_no_room_lose_nothing():
+    stage = SqueezedStage(12)
+    stage.squeeze(0.15)
+    stage.group.run(6.0)
+    for viewer in stage.viewers[2:]:
+        viewer.sender.unfollow()
+    del stage.viewers[2:]
+    stage.relieve()
+    stage.group.run(60.0)
+    before = [viewer.sender.statistics().dropped for viewer in stage.viewers]
+    for _ in range(50):  # for 2 s, in which a viewer joins, so that the next round is not a short one
+        stage.group.clock.advance(FRAME_S)
+        stage.publish_due()
+    stage.viewer().follow(stage.fanout)
+    stage.group.run(3.0)
+    assert [viewer.sender.statistics().dropped for viewer in stage.viewers] == before
+    stage.check(headers_known=True)
+
+
 def test_viewer_when_it_takes_late_media_too_gets_all_and_the_others_go_on():
     stage = SqueezedStage(6)
     patient = stage.viewers[3]
