@@ -38,7 +38,7 @@ from flowctl.core.flow.counts import Tally
 from flowctl.core.flow.sharedstall import SURE_S, SharedStall
 from flowctl.core.flow.timing import LEAST_TARGET_S, MOST_TARGET_S
 from flowctl.core.loop.faults import as_exception
-from flowctl.core.outgoing.streamlog import Entry, StreamLog
+from flowctl.core.outgoing.streamlog import Entry, Place, StreamLog
 from flowctl.core.outgoing.thinning import newest_key_alike
 from flowctl.core.sending.contract import Standing
 from flowctl.errors import ClosedError, ConfigError
@@ -550,10 +550,13 @@ class Fanout:
             return
         if (key := newest_key_alike(start, target)) is not None:
             skipped = Tally(map(sub, (*key.counts, *key.sizes), (*start.counts, *start.sizes)))
-            gone = [sender for sender in squad.members if sender.skip_in_cohort(skipped, now, late_s)]
+            place = Place(key)  # each is moved together with its account, which other threads may ask for
+            gone = [sender for sender in squad.members if sender.skip_in_cohort(place, skipped, now, late_s)]
             self._skipped += len(gone)
             if len(gone) == len(squad.members):
                 squad.entry = key
+                for sender in gone:
+                    sender.move_in_cohort(squad)
                 return
             for sender in gone:
                 self._cohort.forget(sender)

@@ -591,13 +591,14 @@ class Serving:
             if cursor is not None and self._judgement.stands is _COHORT:
                 cursor.place = place
 
-    def skip_in_cohort(self, skipped: Tally, now: float, late_s: float) -> bool:
-        """Count `skipped` as left out, for the cohort goes on behind it; False: this viewer is to have it, late."""
+    def skip_in_cohort(self, place: Place, skipped: Tally, now: float, late_s: float) -> bool:
+        """Go on at `place` and count `skipped` as left out; False: this viewer is to have it, late."""
         with self._lock:
             cursor, judgement = self._outbox.cursor, self._judgement
             if cursor is None or judgement.closing or not judgement.too_late(late_s):
                 return False
             cursor.account.lost(DropReason.RETURNED).add_figures(skipped)
+            cursor.place = place
             cursor.restarts += 1
             self._outbox.bytes_sent -= sum(skipped[CLASS_COUNT:])  # the place moves, and nothing is sent
             judgement.skipped(now, late_s)

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 from fanout_kit import Stage
-from flow_kit import HEADER, Peer
+from flow_kit import HEADER, Peer, check_accounts
 from structlog.testing import capture_logs
 
 from flowctl.core.fanout.cohort import Squad
@@ -16,6 +16,7 @@ from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.fanout.pacing import LONGEST_ROUND_S, RoundSpan
 from flowctl.core.flow.limits import NO_LIMITS
 from flowctl.reasons import DropReason
+from flowctl.sender import Sender
 
 FRAME_S = 0.04
 FRAME_BYTES = 1000
@@ -127,6 +128,22 @@ def test_viewers_when_they_are_late_say_whose_fault_it_is_and_it_is_said_once_fo
     assert "blame" not in viewer.why()
     assert viewer.statistics().picture_share == 1.0
     stage.check(headers_known=True)
+
+
+def test_accounts_when_another_thread_asks_while_viewers_go_on_at_a_key_frame_are_right(monkeypatch):
+    stage = SqueezedStage(6)
+    skip_in_cohort = Sender.skip_in_cohort
+
+    def checked(sender, *args):
+        skipped = skip_in_cohort(sender, *args)
+        for viewer in stage.viewers:
+            check_accounts(viewer)
+        return skipped
+
+    monkeypatch.setattr(Sender, "skip_in_cohort", checked)
+    stage.squeeze(0.3)
+    stage.group.run(12.0)
+    assert all(viewer.sender.statistics().returns for viewer in stage.viewers)
 
 
 def test_viewers_when_headers_come_between_key_frames_get_these():
