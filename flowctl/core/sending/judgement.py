@@ -439,9 +439,7 @@ class Judgement:
     def skipped(self, now: float, late_s: float) -> None:
         """Note that it went on at a key frame with its cohort, and so `late_s` seconds later media."""
         self._skipped_at = now
-        slow = self.known_slow(now)
-        slow.note_return(now, late_s * 1000, "with its cohort")
-        self.note_pictures(slow, now)
+        self.known_slow(now).note_return(now, late_s * 1000, "with its cohort")
 
     def _skipped_lately(self, now: float) -> bool:
         return now - self._skipped_at < SHARE_WINDOW_S  # as long as the share of pictures counts it

@@ -597,6 +597,7 @@ class Serving:
             cursor, judgement = self._outbox.cursor, self._judgement
             if cursor is None or judgement.closing or not judgement.too_late(late_s):
                 return False
+            judgement.note_pictures(judgement.known_slow(now), now)  # what is left out from here on is in the share
             cursor.account.lost(DropReason.RETURNED).add_figures(skipped)
             cursor.place = place
             cursor.restarts += 1

@@ -130,6 +130,20 @@ def test_viewers_when_they_are_late_say_whose_fault_it_is_and_it_is_said_once_fo
     stage.check(headers_known=True)
 
 
+def test_share_of_pictures_when_viewers_went_on_at_a_key_frame_counts_what_was_left_out_there():
+    stage = SqueezedStage(12)
+    stage.group.run(30.0)
+    viewer = stage.viewers[0]
+    for returns in (1, 2):
+        stage.squeeze(0.3)
+        while viewer.sender.statistics().returns < returns:
+            stage.pass_time(0.2)
+        stage.relieve()
+        stage.group.run(1.0)
+        got = [number for number in viewer.numbers() if number >= len(stage.published.classes) - 20 / FRAME_S]
+        assert viewer.sender.statistics().picture_share == pytest.approx(len(got) * FRAME_S / 20, abs=0.03)
+
+
 def test_accounts_when_another_thread_asks_while_viewers_go_on_at_a_key_frame_are_right(monkeypatch):
     stage = SqueezedStage(6)
     skip_in_cohort = Sender.skip_in_cohort
