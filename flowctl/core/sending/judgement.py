@@ -31,9 +31,10 @@ from flowctl.units import format_count
 
 JOIN_CHECK_S: Final = 0.5
 """Time between two comparisons of a joiner's load: shorter than a group of pictures, longer than several flushes."""
-_KEY_LOOK_S: Final = 1.0
+_LOOK_S: Final = 1.0
 """Time between two looks at a blocked viewer that waits for a key frame: one that comes has its fan-out look at once,
-so that what this finds is a wait that has lasted too long."""
+so that what this finds is a wait that has lasted too long. And from when a viewer comes into the cohort behind the
+others to where it counts as one that keeps up: with each that comes and goes it would be said that it does."""
 
 
 class Clocks(NamedTuple):
@@ -147,8 +148,8 @@ class Judgement:
             else:
                 slow.behind_ms = 0.0
 
-    def waits_for_guide(self) -> None:
-        """It waits before a key frame: that is no sign of a slow peer, nor does the time say at what rate it takes."""
+    def waits_for_us(self) -> None:
+        """It waits before a key frame, or for its cohort: no sign of a slow peer, nor of the rate at which it takes."""
         if self.slow is not None:
             self.slow.waited = False
 
@@ -735,9 +736,11 @@ class Judgement:
             if cursor is not None and cursor.joining_to is not None:
                 looks_at = now + JOIN_CHECK_S
             elif outbox.waiting_for_key:
-                looks_at = now + _KEY_LOOK_S
+                looks_at = now + _LOOK_S
             if slow is not None and (until := self.held_until(slow)) > now:
                 held_until = until
+            elif self.stands is _COHORT:
+                looks_at = now + _LOOK_S
         if settings.soft_too_long_s and core.slow_since is not None:
             soft_at = core.slow_since + settings.soft_too_long_s
             if soft_at <= now:

@@ -582,7 +582,10 @@ class Serving:
                 cursor.enter(place)
                 self._outbox.bytes_sent -= cursor.entry.offset  # added back when it is left, or asked for
                 if self._core.would_block:
-                    self._arm_locked(self._host.now())  # it counts as one that lags for a while
+                    now = self._host.now()
+                    self._judgement.progress(now)  # it had taken all that it was given
+                    self._judgement.waits_for_us()
+                    self._arm_locked(now)  # it counts as one that lags for a while
 
     def move_in_cohort(self, place: Place) -> None:
         """Share another place of the cohort at the same entry."""
@@ -800,7 +803,7 @@ class Serving:
 
         What waits is no sign of a slow peer, nor does the time say at what rate the peer takes.
         """
-        self._judgement.waits_for_guide()
+        self._judgement.waits_for_us()
         if self._core.would_block:
             self._settle_locked(self._core.sent(self._counted_locked(now), now), now)
         return FlushResult.DRAINED if self._close_reason is None else FlushResult.CLOSED

@@ -247,6 +247,20 @@ def test_crowd_when_our_thread_has_no_room_goes_on_at_the_newest_key_frame(monke
     assert max(own_bytes.values()) < 200_000
 
 
+@pytest.mark.parametrize("settings", [CLOCKLESS, SenderSettings()])
+def test_viewer_when_rounds_have_brought_it_on_is_ready_soon_and_its_stall_is_that_of_its_line(settings):
+    scene = Steady(100.0, gop_s=4.0, flush_s=0.04, limits=NO_LIMITS, settings=settings).go(10)
+    scene.go(1.6, 0.0)
+    scene.group.is_strained = True
+    scene.go(0.1)
+    scene.go(0.3, 100.0)
+    assert (scene.sender.state, scene.sender.stands) == (SendState.OVERLOADED, Standing.COHORT)
+    scene.go(1.3)
+    assert (scene.sender.state, scene.sender.stands) == (SendState.READY, Standing.COHORT)
+    assert 0.8 < scene.sender.statistics().longest_stall_s < 1.1
+    scene.check()
+
+
 class Staying:
     """A guide that leads nowhere."""
 
