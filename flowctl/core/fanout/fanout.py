@@ -395,10 +395,12 @@ class Fanout:
             self._fill_anew()
         tail = self.log.tail
         squad = self._cohort.only()
-        if squad is not None and self._cohort.count < FILE_VIEWERS and not (self._alone or self._going):
+        self._wrote_bytes = 0
+        few = self._cohort.count < FILE_VIEWERS and self._span.size_bytes == inf
+        if squad is not None and few and not (self._alone or self._going):
             self._short_round(squad, tail, now)
             return
-        self._target, self._wrote_bytes = tail, 0
+        self._target = tail
         self._behind.extend(squad for squad in self._cohort.squads() if squad.entry is not tail)
         served, self._served = self._served, {}
         for sender in served:
@@ -421,9 +423,10 @@ class Fanout:
             if squad.entry is not tail:
                 data = gather(squad.entry, tail)
                 self._settle_write(squad, tail, len(data), squad.write_bytes(data))
-            self._span.size_bytes = inf  # nobody is behind: what was too long before says nothing of the next round
+                self._wrote_bytes = len(data)
         finally:
             now = self._host.now()
+            self._span.round_ended(self._wrote_bytes, now - began, self.log.rates.bytes_per_s, now)
             self._meter.count_short_round(now - began)
             took_s, self._took_s = self._took_s + now - began, 0.0
             self._round_over(tail, took_s, now)

@@ -106,6 +106,19 @@ def test_viewers_when_the_thread_has_no_room_get_alike_and_go_on_at_the_newest_k
     stage.check(headers_known=True)  # none was published between the frames that were left out
 
 
+def test_viewers_of_one_squad_when_the_thread_has_no_room_have_short_rounds_too():
+    stage = SqueezedStage(2)
+    stage.squeeze(0.5)
+    for _ in range(20):
+        stage.pass_time(1.0)
+        assert max(map(stage.late_s, stage.viewers)) < 2.0 + 1.5 + LONGEST_ROUND_S
+    assert stage.fanout.statistics().longest_turn_s < 2 * LONGEST_ROUND_S
+    stage.relieve()
+    stage.group.run(1.0)
+    assert max(map(stage.late_s, stage.viewers)) <= 2 * FRAME_S
+    stage.check(headers_known=True)
+
+
 def test_viewers_when_they_are_late_say_whose_fault_it_is_and_it_is_said_once_for_all():
     stage = SqueezedStage(12)
     viewer = stage.viewers[0].sender
