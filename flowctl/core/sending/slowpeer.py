@@ -215,7 +215,7 @@ class SlowPeer:
         self.lag.note(now, acknowledged, log_rate, waited=self.waited, dry=self.dry)
         taken = acknowledged - self._acknowledged if self.told else self.ahead_bytes
         self._allowed_bytes, self._acknowledged = min(self._allowed_bytes + taken, self.ahead_bytes), acknowledged
-        if taken > kernel_bytes and 0 <= self._asked_at - self._given_at < _AT_ONCE_S:
+        if self.told and taken > kernel_bytes and 0 <= self._asked_at - self._given_at < _AT_ONCE_S:
             self._allowed_bytes = max(self.ahead_bytes, ahead_bytes(log_rate))
         return self.drain.sample(now, acknowledged, waited=self.waited and not dry)
 
