@@ -12,6 +12,7 @@ import pytest
 import structlog
 from e2e_kit import (
     NAME,
+    PATIENCE_S,
     Publish,
     frames_of,
     key_frames_after_gaps,
@@ -21,7 +22,7 @@ from e2e_kit import (
 )
 from relay_kit import relaying
 
-from flowctl.core.flow.state import SendState
+from flowctl.core.flow.state import MessageClass, SendState
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.flv import TAG_AUDIO, FlvReader, FlvWriter
 from flowctl.reasons import CloseReason, DropReason
@@ -33,6 +34,7 @@ from programs.thinline import FAST, ThinLine
 HALF = 260_000
 """Bits per second of the line: half of what the recordings have."""
 LEAST_LOST = 20
+AUDIO = MessageClass.AUDIO
 KNOWN_MS = 5000
 
 
@@ -86,7 +88,8 @@ def test_line_when_too_short_leaves_out_late_pictures_and_all_is_sent_again_once
             line.set_rate(FAST)
             wait_until(lambda: sender().state is SendState.READY, "READY again")
             lost, whole_from = late(sender()), len(publishing.messages)
-            wait_until(lambda: told(lines, "line carries all again"), "the word of it")
+            wait_until(lambda: told(lines, "line carries all again"), "the word of it", 3 * PATIENCE_S)
+            peer = sender()
             wait_until(lambda: len(publishing.messages) > whole_from + 150, "a while on the line that carries it")
             assert late(sender()) == lost
             clients.group.call_soon(publishing.publisher.finish, "enough")
@@ -94,8 +97,11 @@ def test_line_when_too_short_leaves_out_late_pictures_and_all_is_sent_again_once
             wait_until(lambda: player.messages[-1] == publishing.messages[-1], "the last message at the far viewer")
     assert key_frames_after_gaps(player.messages, publishing.messages, publishing.classes) >= 1
     assert sounds_older_than_the_restart(player.messages, publishing.messages, publishing.classes) == []
-    sound = frames_of(publishing.messages, TAG_AUDIO)
-    assert frames_of(player.messages, TAG_AUDIO) == sound[-len(frames_of(player.messages, TAG_AUDIO)) :]
+    sound, heard = (frames_of(messages, TAG_AUDIO) for messages in (publishing.messages, player.messages))
+    sound = sound[sound.index(heard[0]) :]
+    # On a line of half the rate none is late, but a thread that has no room may go on at a key frame, and says so.
+    assert len(sound) - len(heard) <= sum(lost.of(AUDIO) for lost in peer.statistics().dropped.values())
+    assert [item for item in sound if item in set(heard)] == heard
     assert player.messages[-100:] == publishing.messages[-100:]
     assert programs.decode(tmp_path / "seen.flv") == (0, "")
     (short,) = told(lines, "line short")
