@@ -215,9 +215,11 @@ class WorkTime(Generic[_Key]):
         self._looked_at, weight = now, 1 - exp(-passed_s / _WINDOW_S)
         before, self._charged = self._charged, {}
         for key, (address, spent_s) in spent.items():
-            rest = self._resting.pop(key, None)
-            charged = before.get(key) or _Charged(spent_s, 0.0 if rest is None else rest.share)
-            charged.units = _units_of(key, address)
+            units, charged = _units_of(key, address), before.get(key)
+            if charged is None:
+                rest = self._rest_of(key, units)
+                charged = _Charged(spent_s, 0.0 if rest is None else self._resting.pop(key).share)
+            charged.units = units
             charged.share += (max(spent_s - charged.spent_s, 0.0) / passed_s - charged.share) * weight
             charged.spent_s = spent_s
             self._charged[key] = charged
@@ -233,12 +235,18 @@ class WorkTime(Generic[_Key]):
         Raises:
             LimitExceededError: streams of its address gave way, and there is no time for it yet.
         """
-        rest = self._resting.get(key) or self._dearest.get(_units_of(key, address)[0])
+        units = _units_of(key, address)
+        rest = self._rest_of(key, units) or self._dearest.get(units[0])
         if rest is None:
             return
         if now - rest.at < _REST_S or self._taken + rest.share > self._low:
             raise LimitExceededError("written_time", self._taken + rest.share, self._low, rest.why)
         self._taken += rest.share
+
+    def _rest_of(self, key: _Key, units: tuple[str, ...]) -> _Resting | None:
+        """Return what a stream took before; None where that was another address, which had its name then."""
+        rest = self._resting.get(key)
+        return rest if rest is not None and rest.unit == units[0] else None
 
     def _give_way(self, now: float) -> dict[_Key, str]:
         total, shares = self._taken, defaultdict[str, float](float)

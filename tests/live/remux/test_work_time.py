@@ -119,6 +119,18 @@ def test_stream_when_it_gave_way_begins_again_once_there_is_time_and_no_other_na
     assert sum(work.may_begin(f"name {number}", address) for number in range(9)) in {1, 2}  # the rest is set aside
 
 
+def test_stream_when_another_address_had_its_name_does_not_rest_for_that():
+    work = Work()
+    work.add("show", "192.0.2.1", 0.7)
+    work.add("other", "198.51.100.1", 0.5)
+    assert work.run(30) == {"show"}
+    assert not work.may_begin("show", "192.0.2.1")
+    assert work.may_begin("show", "203.0.113.1")
+    work.add("show", "203.0.113.1", 0.01)
+    work.run(1)
+    assert not work.may_begin("another name", "192.0.2.1")
+
+
 def test_time_when_streams_come_and_go_keeps_to_its_limit():
     draw, work = random.Random(3), Work()
     for second in range(600):
