@@ -216,9 +216,9 @@ class WorkTime(Generic[_Key]):
         before, self._charged = self._charged, {}
         for key, (address, spent_s) in spent.items():
             units, charged = _units_of(key, address), before.get(key)
-            if charged is None:
+            if charged is None:  # what it took since the last look, when it was not there, counts from its first byte
                 rest = self._rest_of(key, units)
-                charged = _Charged(spent_s, 0.0 if rest is None else self._resting.pop(key).share)
+                charged = _Charged(0.0, 0.0 if rest is None else self._resting.pop(key).share)
             charged.units = units
             charged.share += (max(spent_s - charged.spent_s, 0.0) / passed_s - charged.share) * weight
             charged.spent_s = spent_s

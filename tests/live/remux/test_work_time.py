@@ -131,6 +131,18 @@ def test_stream_when_another_address_had_its_name_does_not_rest_for_that():
     assert not work.may_begin("another name", "192.0.2.1")
 
 
+def test_time_when_streams_are_over_in_less_than_a_look_is_charged():
+    work = Work(0.4)
+    work.add("show", "203.0.113.1", 0.05)
+    for second in range(30):
+        for number in range(20):
+            work.add(f"{second}-{number}", "192.0.2.1", 0.0)
+            work.spent[f"{second}-{number}"] = "192.0.2.1", 0.03
+        work.run(1)
+    assert work.gone
+    assert "show" not in work.gone
+
+
 def test_time_when_streams_come_and_go_keeps_to_its_limit():
     draw, work = random.Random(3), Work()
     for second in range(600):
