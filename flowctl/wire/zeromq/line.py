@@ -5,13 +5,15 @@ that had it stays open, is read no more, and is told nothing: its peer sends for
 when it ends at last. So the owner of the ROUTER ends a connection whose identity another one has taken, by its
 descriptor. Then its peer notices, connects again, and can be told.
 
-The number of a descriptor is used again; the connection that had it is known by its inode.
+The number of a descriptor is used again; the connection that had it is known by its peer, and from then on by its
+inode.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import struct
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Self
@@ -29,6 +31,8 @@ MOST_OUSTED: Final = 4
 DUPLICATE_HINT: Final = "give each an identity of its own; the one that started last keeps this one"
 _TOLD_EVERY_S: Final = 60.0
 """Time between two lines in the log on one identity: those who share it may not heed what they are told."""
+_PEER: Final = struct.Struct("iII")
+"""Process, user and group of a peer, as Linux tells them (``struct ucred``)."""
 _MOST_TOLD: Final = 20
 """Lines in that time on all identities: where there are no keys, anybody may take one after the other."""
 
@@ -51,6 +55,8 @@ class PeerLine:
                     raise InternalError("a descriptor that is no number")
                 with _copy_of(descriptor) as line:
                     address = plain_address(str(frame.get("Peer-Address")))
+                    if not _is_of(line, address):
+                        return None
                     if line.family != socket.AF_UNIX:
                         address = join_host_port(address, line.getpeername()[1])
                     return cls(descriptor, os.fstat(line.fileno()).st_ino, address)
@@ -71,6 +77,18 @@ def _copy_of(descriptor: int) -> socket.socket:
     except OSError:
         os.close(copy)
         raise
+
+
+def _is_of(line: socket.socket, address: str) -> bool:
+    """Return whether a connection is one of the peer that ZeroMQ names.
+
+    A message may be read after its connection has ended, and any socket of this process, as a viewer's, may have the
+    descriptor by then: it would be ended in the place of one that somebody let go.
+    """
+    if line.family != socket.AF_UNIX:
+        return plain_address(line.getpeername()[0]) == address.partition("%")[0]
+    pid, uid, gid = _PEER.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return address.endswith(f":{uid}:{gid}:{pid}")
 
 
 @dataclass(slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path
@@ -63,6 +64,24 @@ def test_line_of_a_message_is_the_connection_that_it_came_by(tmp_path, address):
             with socket.socket(fileno=os.dup(found.descriptor)) as same:
                 assert found.address == "{}:{}".format(*same.getpeername())
     assert PeerLine.of(None) is None
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_line_of_a_message_whose_connection_has_ended_is_no_other_one_of_its_number(kind):
+    """By the time that a message is read, a viewer's may have the descriptor of its connection."""
+    with contextlib.ExitStack() as stack:
+        if kind == "unix":
+            ours, _ = map(stack.enter_context, socket.socketpair())
+            come = f"localhost:{os.getuid()}:{os.getgid()}:{os.getpid()}"
+        else:
+            place = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            stack.enter_context(socket.create_connection(place.getsockname()))
+            ours = stack.enter_context(place.accept()[0])
+            come = "127.0.0.1"
+        frame = {zmq.SRCFD: ours.fileno(), "Peer-Address": "192.0.2.1"}
+        assert PeerLine.of(frame) is None
+        assert PeerLine.of(frame | {"Peer-Address": "localhost:0:0:1"}) is None
+        assert PeerLine.of(frame | {"Peer-Address": come}) is not None
 
 
 def test_identity_when_a_life_that_was_taken_over_comes_again_stays_with_the_newest(holder):
