@@ -18,6 +18,7 @@ from flowctl.nodes.rpc.access.access import Access, AuthLevel, key_route
 from flowctl.nodes.rpc.access.logins import TRIES_PER_CONNECTION, HashCost, PasswordHash
 from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
+from flowctl.nodes.rpc.peers.listener import LIFE_PROPERTY
 from flowctl.nodes.rpc.peers.peer import Reach
 from flowctl.nodes.rpc.wire.addresses import Address
 from flowctl.wire.zeromq.curve import KeyPair
@@ -225,6 +226,17 @@ def test_node_when_another_key_has_taken_its_routing_id_comes_back(node, raw):
     assert ask(raw(bound, thief, server.keys.public, key_route(keys.public)), b"HI") == [b"BYE"]
     wait_until(lambda: victim.request_future(conn, "any.who", timeout_s=1).exception() is None, "it is answered")
     assert (server.statistics().duplicates, victim.statistics().duplicates) == (0, 0)
+
+
+def test_life_when_a_peer_tells_one_of_any_length_is_not_remembered(node, raw):
+    server = node()
+    address = server.listen_plain("tcp://127.0.0.1:*", AuthLevel.BASIC)
+    server.start()
+    for number in range(2):
+        life = b"%s:%d%s" % (LIFE_PROPERTY.encode(), number, b"x" * 100_000)
+        assert ask(raw(address, route=b"r", metadata=life), b"HI") == [b"HELLO"]
+    ((peer,),) = ([*listener.routes.values()] for listener in server._reaching.listeners.values())
+    assert len(repr(peer.holder)) < 1000
 
 
 def test_listener_when_opened_after_start_is_like_one_before(node, raw, tmp_path):

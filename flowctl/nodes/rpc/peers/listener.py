@@ -36,6 +36,8 @@ MOST_PEERS: Final = 100_000
 
 LIFE_PROPERTY: Final = "X-Flowctl-Life"
 """Property of the handshake of a node that dials under a routing id: says which node of that key it is."""
+_MOST_LIFE_CHARS: Final = 64
+"""Longest that is heeded: several are remembered for each routing id, and a property may be as long as a message."""
 DUPLICATE_HINT: Final = "give each its own keys, or connect with ephemeral_routing_id; the one that came last goes on"
 
 _log: Final = logging.getLogger("flowctl.rpc")
@@ -159,6 +161,7 @@ class RpcListener:
     def _meet(self, holder: IdentityHolder, route: bytes, frame: zmq.Frame) -> bool:
         """Note who has a routing id; False: another node has, and the one that comes again is told to leave."""
         life, line = _noted(frame, LIFE_PROPERTY), PeerLine.of(frame)
+        life = life if len(life) <= _MOST_LIFE_CHARS else ""
         if life and line is not None and route.startswith(b"\0"):  # its route was taken before it was heard
             line.cut()  # so that it comes again, and is told
         if holder.came(life, line):
