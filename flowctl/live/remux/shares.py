@@ -219,6 +219,8 @@ class WorkTime(Generic[_Key]):
             if charged is None:  # what it took since the last look, when it was not there, counts from its first byte
                 rest = self._rest_of(key, units)
                 charged = _Charged(0.0, 0.0 if rest is None else self._resting.pop(key).share)
+            elif charged.units[-1] != units[-1]:  # another network has the name now, and did not take it
+                charged.share = 0.0
             charged.units = units
             charged.share += (max(spent_s - charged.spent_s, 0.0) / passed_s - charged.share) * weight
             charged.spent_s = spent_s
@@ -239,9 +241,10 @@ class WorkTime(Generic[_Key]):
         rest = self._rest_of(key, units) or self._dearest.get(units[0])
         if rest is None:
             return
-        if now - rest.at < _REST_S or self._taken + rest.share > self._low:
-            raise LimitExceededError("written_time", self._taken + rest.share, self._low, rest.why)
-        self._taken += rest.share
+        share = rest.share
+        if now - rest.at < _REST_S or self._taken + share > self._low:
+            raise LimitExceededError("written_time", self._taken + share, self._low, rest.why)
+        self._taken += share
 
     def _rest_of(self, key: _Key, units: tuple[str, ...]) -> _Resting | None:
         """Return what a stream took before; None where that was another address, which had its name then."""

@@ -131,6 +131,18 @@ def test_stream_when_another_address_had_its_name_does_not_rest_for_that():
     assert not work.may_begin("another name", "192.0.2.1")
 
 
+def test_stream_when_another_network_has_its_name_now_is_not_charged_for_it():
+    work = Work(0.5)
+    work.add("show", "192.0.2.1", 0.46)
+    work.run(40)
+    work.shares["show"], work.spent["show"] = ("203.0.113.1", 0.01), ("203.0.113.1", work.spent["show"][1])
+    for number in range(2):
+        work.add(number, f"198.51.{number}.1", 0.3)
+    gone = work.run(30)
+    assert gone
+    assert "show" not in gone
+
+
 def test_time_when_streams_are_over_in_less_than_a_look_is_charged():
     work = Work(0.4)
     work.add("show", "203.0.113.1", 0.05)
