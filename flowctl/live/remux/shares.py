@@ -241,7 +241,7 @@ class WorkTime(Generic[_Key]):
         rest = self._rest_of(key, units) or self._dearest.get(units[0])
         if rest is None:
             return
-        share = rest.share
+        share = min(rest.share, self._low)  # what takes more begins once it is alone
         if now - rest.at < _REST_S or self._taken + share > self._low:
             raise LimitExceededError("written_time", self._taken + share, self._low, rest.why)
         self._taken += share

@@ -143,6 +143,18 @@ def test_stream_when_another_network_has_its_name_now_is_not_charged_for_it():
     assert "show" not in gone
 
 
+def test_stream_when_it_takes_more_than_all_may_begins_again_once_it_is_alone():
+    work = Work(0.5)
+    work.add("large", "192.0.2.1", 0.9)
+    work.add("small", "203.0.113.1", 0.05)
+    assert work.run(20) == {"large"}
+    work.run(20)
+    assert not work.may_begin("large", "192.0.2.1")
+    del work.spent["small"]
+    work.run(1)
+    assert work.may_begin("large", "192.0.2.1")
+
+
 def test_time_when_streams_are_over_in_less_than_a_look_is_charged():
     work = Work(0.4)
     work.add("show", "203.0.113.1", 0.05)
