@@ -274,9 +274,10 @@ class WorkTime(Generic[_Key]):
                 shares[unit] -= gone.share
         return over
 
-    def _weight(self, charged: _Charged, shares: Mapping[str, float]) -> tuple[float, float]:
+    def _weight(self, charged: _Charged, shares: Mapping[str, float]) -> tuple[float, float, float]:
+        """Return how soon a stream gives way: of a network that takes much, its dearest address comes first."""
         own, *wide = (shares[unit] for unit in charged.units)
-        return max(own, *(share / NETWORK_TIMES for share in wide)) if wide else own, charged.share
+        return max(own, *(share / NETWORK_TIMES for share in wide)) if wide else own, own, charged.share
 
 
 def _units_of(key: Hashable, address: str) -> tuple[str, ...]:

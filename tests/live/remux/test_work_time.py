@@ -93,6 +93,16 @@ def test_time_when_addresses_of_one_network_take_it_is_charged_to_that():
     assert not {"show0", "show1"} & gone
 
 
+def test_time_when_a_network_takes_it_is_given_by_its_addresses_that_take_most():
+    """And not by the dearest stream, which may be the only one of an address beside them."""
+    work = Work(0.5)
+    for number in range(100):
+        work.add(number, f"192.0.2.{number % 10}", 0.02)
+    work.add("show", "192.0.2.200", 0.03)
+    assert work.run(60)
+    assert "show" in work.spent
+
+
 def test_time_when_a_stream_comes_from_another_server_is_its_own():
     work = Work()
     for number in range(30):
