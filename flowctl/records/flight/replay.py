@@ -200,6 +200,7 @@ class Rerun:
             deferred=flight.deferred,
         )
         self._unchecked_bytes = 0  # queued since the last look at how much waits
+        self._header_bytes = 0  # before key frames so far
         self.fanout = _Fanout(StreamLog("unfollowed"))
         self._start: Entry | None = None  # of a log that is about to be followed: its head would hold all of it
         self._fault: Exception | None = None  # what went wrong at a key frame: a Sender contains what a guide raises
@@ -260,9 +261,9 @@ class Rerun:
             case "log":
                 self._start = self._begin_log(values)
             case "restart":
-                self.fanout.log.headers = _wires(values["restart"])
+                self.fanout.log.headers = self._wires(values["restart"])
             case "follow":
-                prefix, start, self._start = _wires(values["prefix"]), self._start, None
+                prefix, start, self._start = self._wires(values["prefix"]), self._start, None
                 self.sender.follow(self.fanout, start=start, prefix=prefix, wait_for_key=values["wait_for_key"])
             case "resume_following":
                 self.sender.resume_following(self.fanout)
@@ -303,9 +304,18 @@ class Rerun:
             _wire(row.size_bytes or 0),
             _CLASSES[row.message_class or ""],
             at_us / MICROSECONDS,
-            restart=_wires(values.get("restart", ())),
+            restart=self._wires(values.get("restart", ())),
             leading=values.get("leading") is True,
         )
+
+    def _wires(self, sizes: Sequence[int]) -> tuple[bytes, ...]:
+        """Return messages that go before a key frame, which stay as long as that, however many there are."""
+        if len(sizes) > _MOST_HEADERS:  # they stand before each key frame that follows a loss
+            raise ValueError(f"{len(sizes)} messages go before a key frame, {_MOST_HEADERS} at most")
+        self._header_bytes += sum(sizes)
+        if self._header_bytes > MOST_QUEUED_BYTES:
+            raise ValueError(f"{self._header_bytes} bytes go before key frames so far, {MOST_QUEUED_BYTES} at most")
+        return tuple(map(_wire, sizes))
 
     # -- other logs
 
@@ -342,11 +352,13 @@ class Rerun:
         for row in messages:
             self._publish(row, detail_of(row.detail))
         if "restart" in values:
-            self.fanout.log.headers = _wires(values["restart"])
-        prefix = tuple(
-            (_CLASSES[name], _wire(size), (self.around.now_us - age_us) / MICROSECONDS)
+            self.fanout.log.headers = self._wires(values["restart"])
+        told = [
+            (_CLASSES[name], size, (self.around.now_us - age_us) / MICROSECONDS)
             for name, size, age_us in values["prefix"]
-        )
+        ]
+        wires = self._wires([size for _, size, _ in told])
+        prefix = tuple((name, wire, at) for (name, _, at), wire in zip(told, wires, strict=True))
         return Hop(self.fanout, start, prefix, wait_for_key=values["wait_for_key"])
 
 
@@ -363,12 +375,6 @@ def _wire(size: int) -> bytes:
     if not 0 <= size <= MOST_WIRE_BYTES:
         raise ValueError(f"{size} is no size of a message")
     return _ZEROS[:size] if size <= len(_ZEROS) else bytes(size)
-
-
-def _wires(sizes: Sequence[int]) -> tuple[bytes, ...]:
-    if len(sizes) > _MOST_HEADERS:  # they stand before each key frame that follows a loss
-        raise ValueError(f"{len(sizes)} messages go before a key frame, {_MOST_HEADERS} at most")
-    return tuple(map(_wire, sizes))
 
 
 def read_flight(path: Path, conn_id: int | None = None, node: str | None = None) -> Flight:

@@ -129,12 +129,14 @@ def row_of(begin, number, offset_us, kind, **cells):
     return tuple(values.values())
 
 
+LOG = {"has_video": True, "largest_bytes": 1, "gop_duration_us": 0, "gop_bytes": 0, "rates": []}
+
+
 def foreign_flight(*rows):
     """Return a flight of a log that is followed, and of these rows behind that: (offset_us, kind, cells)."""
     begin = slow_history(seconds=1).rows[0]
-    log = {"has_video": True, "largest_bytes": 1, "gop_duration_us": 0, "gop_bytes": 0, "rates": []}
     first = [
-        (0, "call", {"reason": "log", "detail": json.dumps(log)}),
+        (0, "call", {"reason": "log", "detail": json.dumps(LOG)}),
         (0, "call", {"reason": "follow", "detail": '{"prefix":[],"wait_for_key":false}'}),
     ]
     return read_flights(
@@ -186,6 +188,26 @@ def test_headers_when_a_foreign_flight_has_thousands_are_damage():
     flight = foreign_flight(message(1, "key", detail=json.dumps({"restart": [1] * 5000})))
     with pytest.raises(DamagedFlightError, match="5000 messages go before a key frame, 1024 at most"):
         replay(flight)
+
+
+SWITCHED = {"log": LOG, "wait_for_key": False, "left": 0}
+
+
+@pytest.mark.parametrize("count", [300, 5000])
+def test_headers_when_those_of_a_foreign_flight_are_large_are_damage(monkeypatch, count):
+    """Each size takes memory of its own: a few hundred kB of text could say gigabytes."""
+    monkeypatch.setattr(replaying, "MOST_QUEUED_BYTES", 1_000_000)
+    sizes = [1000 + number for number in range(count)]
+    keys = (message(at, "key", detail=json.dumps({"restart": sizes[at : at + 10]})) for at in range(1, 290))
+    prefix = [("header", size, 0) for size in sizes]
+    switch = [
+        (1, "call", {"reason": "switch"}),
+        (1, "call", {"reason": "switched", "detail": json.dumps(SWITCHED | {"prefix": prefix})}),
+    ]
+    replay(foreign_flight(message(1, "key", detail=json.dumps({"restart": sizes[:300]}))))
+    for rows in (keys, [*switch, *switch, *switch, *switch]):
+        with pytest.raises(DamagedFlightError, match=r"\d+ (bytes|messages) go before"):
+            replay(foreign_flight(*rows))
 
 
 def test_trial_when_years_pass_without_anything_is_damage():
