@@ -135,7 +135,9 @@ def lock_file(path: Path) -> int:
 
 
 def lock_below(folder: int, name: str) -> int:
-    number = os.open(name, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=folder)
+    # A pipe that another user has put there must not be waited for.
+    flags = os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    number = os.open(name, flags, 0o644, dir_fd=folder)
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

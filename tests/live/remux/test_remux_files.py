@@ -13,7 +13,7 @@ import pytest
 from remux_kit import Bench, moved, source, tags_of
 
 from flowctl.errors import ConfigError
-from flowctl.live.remux.files import DiskRoom, NameTemplate, PartFile, recover
+from flowctl.live.remux.files import DiskRoom, NameTemplate, PartFile, lock_file, recover
 from flowctl.live.remux.flvform import whole_bytes
 from flowctl.live.remux.writer import RETRY_S, RecorderState
 
@@ -153,6 +153,13 @@ def test_finish_when_the_name_was_taken_meanwhile_writes_over_nothing(tmp_path):
     (tmp_path / "a.flv").write_bytes(b"theirs")
     assert file.finish() == tmp_path / "a-2.flv"
     assert (tmp_path / "a.flv").read_bytes() == b"theirs"
+
+
+def test_lock_when_another_user_has_put_a_pipe_in_its_place_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / ".room.lock")
+    done = threading.Event()
+    threading.Thread(target=lambda: (os.close(lock_file(tmp_path / ".room.lock")), done.set()), daemon=True).start()
+    assert done.wait(10)
 
 
 def test_lock_when_recovery_looks_at_the_file_is_waited_for(tmp_path, monkeypatch):
