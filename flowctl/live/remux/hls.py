@@ -42,6 +42,8 @@ from flowctl.live.remux.writer import RecorderState, StreamWriter
 _log: Final = structlog.get_logger("flowctl.remux")
 _MOST_SEGMENT_S: Final = 60.0
 """Longest segment where no key frame comes: what is kept is memory, and players wait for it."""
+_BLIND_MS: Final = 10_000
+"""Time without a picture in which sound waits for one, as those who read FLV do (`BELIEVED_S`)."""
 _MOST_BYTES: Final = 32 << 20
 _FIRST_SEGMENT_MS: Final = 10_000
 """Time of the first segment: sound may be a little earlier, and no time may be less than 0."""
@@ -121,6 +123,7 @@ class HlsWriter(StreamWriter):
         self._made_bytes = 0  # of that, what was made of messages
         self._has_key = False  # it can be decoded
         self._picture: Unit | None = None  # the key frame that it has
+        self._picture_ms: int | None = None  # when the last picture came; before the first one, when the timeline began
         self._sound: Unit | None = None  # any sound of these tracks
         self._zero_ms: int | None = None  # zero of the publisher's clock; None: not known yet
         self._at_ms = _FIRST_SEGMENT_MS  # where the next segment stands on our clock
@@ -202,6 +205,7 @@ class HlsWriter(StreamWriter):
             return  # it stands before what comes next
         if self._lacks_key(unit):
             return
+        unit = self._cut_where_blind(unit)
         if (unit.cut and self._due(unit.at_ms)) or self._full(unit.at_ms):
             self._write(unit.at_ms)
         elif self._part_due(unit):
@@ -220,6 +224,13 @@ class HlsWriter(StreamWriter):
             self._begin_ms = unit.at_ms
         self._units.append(unit)
         self._open_bytes += len(unit.payload) + MESSAGE_BYTES
+
+    def _cut_where_blind(self, unit: Unit) -> Unit:
+        """Have a segment begin with sound as well, where pictures were announced and none has come for long."""
+        if unit.type_id == TAG_VIDEO or self._picture_ms is None:
+            self._picture_ms = unit.at_ms
+        blind = unit.message_class is MessageClass.AUDIO and unit.at_ms - self._picture_ms >= _BLIND_MS
+        return unit._replace(cut=True) if blind else unit
 
     def _lacks_key(self, unit: Unit) -> bool:
         """Return whether nothing can be made of a picture, since the key frame before it is not there."""
@@ -250,7 +261,7 @@ class HlsWriter(StreamWriter):
         """End the open segment: what follows is of another timeline, or other tracks."""
         if self._units:
             self._write(max(map(self._end_of, {unit.type_id for unit in self._units})))
-        self._decode_times, self._sound = DecodeTimes(), None
+        self._decode_times, self._sound, self._picture_ms = DecodeTimes(), None, None
         self._begin_apart()
         self._zero_ms = None
         self._dates.restart()

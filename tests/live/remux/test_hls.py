@@ -12,7 +12,7 @@ import pytest
 from remux_kit import checksums, moved, pictures_of, source
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.flv import FlvReader
+from flowctl.flv import TAG_VIDEO, FlvReader
 from flowctl.live.remux.files import DiskRoom
 from flowctl.live.remux.hls import AWAY_S, HlsSettings, HlsWriter, SegmentForm
 from flowctl.live.remux.intake import MessageTaken, PublicationBegan, PublicationEnded
@@ -383,3 +383,17 @@ def test_hls_when_a_link_takes_the_place_of_its_folder_writes_nothing_there(tmp_
     writing.feed(moved(tags, 8000))
     assert writing.writer.statistics().state is RecorderState.RECORDING
     assert set(writing.files) > set(before)
+
+
+@pytest.mark.parametrize("pictures_end_ms", [0, 4000])
+def test_hls_when_pictures_are_announced_and_stay_away_is_cut_at_sound(tmp_path, pictures_end_ms):
+    """A camera that is off, or an encoder whose header of video is all that comes of it: listeners do not wait."""
+    tags = source(20)
+    gone = [tag for tag in tags if tag.type_id == TAG_VIDEO and tag.timestamp >= pictures_end_ms]
+    kept = [tag for tag in tags if tag not in gone or tag.payload[1:2] == b"\0"]
+    writing = Writing(tmp_path, listed=20)
+    writing.feed(kept)
+    writing.say(PublicationEnded("it ended"))
+    lengths = [float(item) for item in re.findall(r"#EXTINF:([0-9.]+)", writing.text)]
+    assert max(lengths) < 12
+    assert lengths[-2] < 1.1
