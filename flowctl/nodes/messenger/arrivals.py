@@ -9,7 +9,8 @@ old one is forgotten, and what still arrives from it is dropped. Where the new l
 that was met, what was seen of those stays; numbers above are forgotten all the same: a sender whose store is an old
 copy gives them to other messages, and must not hear that these were received. A peer that announces nothing has
 incarnation 0 for ever; it counts all its messages together, ours counts those to us
-(`flowctl.nodes.messenger.seen.WhenFull`).
+(`flowctl.nodes.messenger.seen.WhenFull`). As it is not told when another one has its identity, a life that one comes in
+between of goes on where it was.
 
 An ordered message is held back until the one that it names was handled, or until the sender says that it will not come;
 and while another one is being handled. One that comes after a later one was begun has been given up: it is dropped.
@@ -20,7 +21,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from flowctl.nodes.messenger.seen import NumberVerdict, SeenNumbers, WhenFull
 from flowctl.nodes.messenger.wire import Extension
@@ -67,6 +68,15 @@ class HeldRoom:
     left_bytes: int = MAX_HELD_BYTES_OF_ALL
 
 
+class _Aside(NamedTuple):
+    """What was seen of a life, while a peer that announces nothing has its identity."""
+
+    incarnation: int
+    ids: SeenNumbers
+    sequences: SeenNumbers
+    ordered: int
+
+
 @dataclass(slots=True, eq=False)
 class Arrivals:
     """What arrived from one peer."""
@@ -79,6 +89,7 @@ class Arrivals:
     _held_bytes: int = 0
     _released: list[Arrived] = field(default_factory=list)
     _gap_closed: bool = False
+    _aside: _Aside | None = None
     _ids: SeenNumbers = field(init=False)
     _sequences: SeenNumbers = field(init=False)
     _ordered: int = 0  #: the highest sequence of those that were begun in order
@@ -104,11 +115,19 @@ class Arrivals:
         `taken_over` is what the sender says of the life that is known here, if it has begun another (`Life.earlier`).
         """
         if arrived.incarnation != self.incarnation:
-            if arrived.incarnation in self._retired:
+            aside = self._aside
+            if aside is not None and arrived.incarnation != aside.incarnation:
+                aside = None
+            if aside is None and arrived.incarnation in self._retired:
                 return ArrivalVerdict.STALE
+            self._aside = None
             if self.incarnation:
                 self._retired.append(self.incarnation)
-            if taken_over:
+                if not arrived.incarnation:
+                    self._aside = _Aside(self.incarnation, self._ids, self._sequences, self._ordered)
+            if aside is not None:
+                self._go_on_with(aside)
+            elif taken_over:
                 self._take_over(arrived.incarnation, taken_over)
             else:
                 self._begin_incarnation(arrived.incarnation)
@@ -124,7 +143,10 @@ class Arrivals:
     def note_handled(self, arrived: Arrived) -> bool:
         """Note that its handler has run. False: do not acknowledge, for its sender has begun a new life."""
         self._handling.pop(_slot(arrived), None)
+        aside = self._aside
         if arrived.incarnation != self.incarnation:
+            if aside is not None and arrived.incarnation == aside.incarnation:
+                (aside.ids if arrived.extension is None else aside.sequences).first_time(arrived.number)
             return False
         (self._ids if arrived.extension is None else self._sequences).first_time(arrived.number)
         if arrived.extension is not None:
@@ -184,6 +206,13 @@ class Arrivals:
         self._sequences.settle(1)  # they begin with 1
         self.drop_held()
         self._ordered = self._ordered_now = 0
+
+    def _go_on_with(self, aside: _Aside) -> None:
+        self._begin_incarnation(aside.incarnation)
+        self._retired.remove(aside.incarnation)
+        self._ids, self._sequences, self._ordered = aside.ids, aside.sequences, aside.ordered
+        if (aside.incarnation, False, aside.ordered) in self._handling:
+            self._ordered_now = aside.ordered
 
     def _take_over(self, incarnation: int, end: int) -> None:
         """Go on with a new life of the peer, which has the messages of the old one below `end`, and only those."""

@@ -306,6 +306,26 @@ def test_held_messages_when_as_many_as_are_kept_are_not_taken():
     assert fates[-1] is ArrivalVerdict.FULL
 
 
+def test_life_when_a_peer_that_announces_nothing_came_in_between_goes_on_where_it_was():
+    """It is not told that another one had its identity, so it tries again: what was handled is not handled twice."""
+    arrivals = Arrivals()
+    first, running, before = (arrived(n, incarnation=7, sequence=n + 1) for n in range(3))
+    other = arrived(0, incarnation=0)
+    for message in (first, running, before, other):
+        assert arrivals.arrive(message) is ArrivalVerdict.HANDLE
+        if message is not running:
+            arrivals.note_handled(message)
+    assert not arrivals.note_handled(running)
+    again = [arrivals.arrive(arrived(n, incarnation=7, sequence=n + 1)) for n in range(4)]
+    assert again == [ArrivalVerdict.SEEN] * 3 + [ArrivalVerdict.HANDLE]
+    assert arrivals.arrive(arrived(0, incarnation=8, sequence=1)) is ArrivalVerdict.HANDLE
+    assert [arrivals.arrive(item) for item in (first, other, first)] == [
+        ArrivalVerdict.STALE,
+        ArrivalVerdict.HANDLE,
+        ArrivalVerdict.STALE,
+    ]
+
+
 class Outbox:
     """A sender with a disk, of which what was not written is lost when it is killed."""
 

@@ -91,6 +91,23 @@ def test_messenger_when_it_does_not_heed_that_it_was_taken_over_is_refused_and_t
     assert not newer.taken_over(connection)
 
 
+def test_messenger_when_a_raw_peer_had_its_identity_meanwhile_is_heard_again(make, raw, address):
+    got, server = Queue(), make("server")
+    server.listen_for_connection(Destination("s", address), "server", lambda _, message: got.put(message.message))
+    client = make("twin", settings=QUICK)
+    connection = client.make_connection(Destination("s", address))
+    client.send_message(connection, "before")
+    assert got.get(timeout=WAIT_S) == b"before"
+    raw(zmq.DEALER, b"twin", connect=address).send_multipart([b"", b"900-0-0-raw"])
+    assert got.get(timeout=WAIT_S) == b"raw"
+    client._on_thread(client._connections[connection].hang_up)
+    client._on_thread(client._connections[connection].dial_again)
+    client.send_message(connection, "behind")
+    assert got.get(timeout=WAIT_S) == b"behind"
+    wait_until(lambda: not client.pending_count(connection), "the acknowledgement")
+    assert (got.qsize(), server.statistics().duplicates, client.taken_over(connection)) == (0, 0, False)
+
+
 def test_listeners_when_two_lives_take_turns_at_one_address_are_told_of(make, raw, address, caplog):
     """As behind an address that leads to two machines: what one has acknowledged the other does not know."""
     client = make("client", settings=QUICK)
