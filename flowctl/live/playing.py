@@ -211,6 +211,12 @@ class Playing:
             return None
         return found
 
+    @property
+    def may_find_seat(self) -> bool:
+        """Whether there are renditions, and it is not known yet that they are sound alone."""
+        renditions = self._renditions
+        return renditions is not None and not renditions.sound_alone
+
     def renditions_changed(self) -> None:
         """Find a place anew, if there is none here any more; a player that waits does so when it is published."""
         if self._begun and not (self.paused or self.waiting or self._sits_well() or self._hears_end()):

@@ -36,7 +36,7 @@ from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.live.access.request import TOO_SLOW, LiveRequest, Question, Refusal
 from flowctl.live.config import Redirect
 from flowctl.live.httpd.exchange import Exchange, Handler, HeaderFields, HttpLimits, Request, Routes, usual_headers
-from flowctl.live.httpd.formats import CHUNKS, FLV_TYPE, FRAMES, GOING_AWAY, TAGS, FlvPlay, settled_tracks
+from flowctl.live.httpd.formats import CHUNKS, FLV_TYPE, FRAMES, GOING_AWAY, SILENT_S, TAGS, FlvPlay, settled_tracks
 from flowctl.live.hub import Hub
 from flowctl.live.inputrate import InputRate
 from flowctl.live.playing import Playing, PlayWords, ViewerSession, Wants, refusal_word, track_of
@@ -621,6 +621,10 @@ class HttpSession(ViewerSession):
                 flv.held = playing.rejoin(), now
             flv.give_up = flv.give_up or playing.reserve()
             flv.look_later(playing.stream, now)
+            return
+        is_young = not ended and now - (playing.stream.published_at or 0.0) < SILENT_S
+        if is_young and "video" not in tracks and playing.may_find_seat:
+            flv.look_later(playing.stream, now)  # nobody sits in sound alone: it is played from the held place
             return
         self._phase, flv.look_at = Phase.PLAYING, None
         head = flv.head(tracks, [*usual_headers(), *self._cors()])

@@ -40,6 +40,7 @@ def world():
         (SOUND, {"audio"}, "live/room", "live/room"),
         (PICTURES, {"video"}, "live/room", "live/room"),
         (PICTURES, {"video"}, "live/show", "live/show_720"),
+        (SOUND, {"audio"}, "live/show", "live/show_720"),
     ],
 )
 @pytest.mark.parametrize("count", [4, 40])
