@@ -42,8 +42,8 @@ from flowctl.live.remux.writer import RecorderState, StreamWriter
 _log: Final = structlog.get_logger("flowctl.remux")
 _MOST_SEGMENT_S: Final = 60.0
 """Longest segment where no key frame comes: what is kept is memory, and players wait for it."""
-_BLIND_MS: Final = 10_000
-"""Time without a picture in which sound waits for one, as those who read FLV do (`BELIEVED_S`)."""
+_GONE_MS: Final = 10_000
+"""Time in which pictures or sound that are not there are believed to come, as of FLV (`BELIEVED_S`)."""
 _MOST_BYTES: Final = 32 << 20
 _FIRST_SEGMENT_MS: Final = 10_000
 """Time of the first segment: sound may be a little earlier, and no time may be less than 0."""
@@ -229,7 +229,7 @@ class HlsWriter(StreamWriter):
         """Have a segment begin with sound as well, where pictures were announced and none has come for long."""
         if unit.type_id == TAG_VIDEO or self._picture_ms is None:
             self._picture_ms = unit.at_ms
-        blind = unit.message_class is MessageClass.AUDIO and unit.at_ms - self._picture_ms >= _BLIND_MS
+        blind = unit.message_class is MessageClass.AUDIO and unit.at_ms - self._picture_ms >= _GONE_MS
         return unit._replace(cut=True) if blind else unit
 
     def _lacks_key(self, unit: Unit) -> bool:
@@ -358,6 +358,9 @@ class HlsWriter(StreamWriter):
             plain = set(self._timeline.codecs.values()) <= _TS_CODECS and not self._settings.part_s
             form = SegmentForm.TS if plain else SegmentForm.FMP4
         frames = last_frames(self._units)
+        sound = self._sound
+        if sound is not None and self._segment is None and self._units[0].at_ms - sound.at_ms >= _GONE_MS:
+            self._sound = None  # players that join would wait for what is announced
         known = [unit for unit in (self._picture, self._sound) if unit is not None and unit.type_id not in frames]
         if form is SegmentForm.TS:
             return b"", transport(self._opening, units, zero_ms, known)

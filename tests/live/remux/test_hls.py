@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import av
 import pytest
 from remux_kit import checksums, moved, pictures_of, source
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.flv import TAG_VIDEO, FlvReader
+from flowctl.flv import TAG_AUDIO, TAG_VIDEO, FlvReader
 from flowctl.live.remux.files import DiskRoom
 from flowctl.live.remux.hls import AWAY_S, HlsSettings, HlsWriter, SegmentForm
 from flowctl.live.remux.intake import MessageTaken, PublicationBegan, PublicationEnded
@@ -397,3 +399,17 @@ def test_hls_when_pictures_are_announced_and_stay_away_is_cut_at_sound(tmp_path,
     lengths = [float(item) for item in re.findall(r"#EXTINF:([0-9.]+)", writing.text)]
     assert max(lengths) < 12
     assert lengths[-2] < 1.1
+
+
+@pytest.mark.parametrize(("form", "part_s"), [(SegmentForm.TS, 0.0), (SegmentForm.FMP4, 0.0), (SegmentForm.FMP4, 0.3)])
+def test_hls_when_sound_has_ended_announces_none_to_players_that_join(tmp_path, form, part_s):
+    """They would wait for it; a pause of some seconds leaves the tracks as they are."""
+    writing = Writing(tmp_path, listed=20, form=form, part_s=part_s)
+    writing.feed([tag for tag in source(20) if tag.type_id != TAG_AUDIO or tag.timestamp < 4000])
+    writing.say(PublicationEnded("it ended"))
+    kinds = []
+    for data in writing.media():
+        with av.open(io.BytesIO(data)) as container:
+            kinds.append({stream.type for stream in container.streams})
+    assert kinds == [{"video", "audio"}, {"video"}]
+    assert [text.count("#EXTINF") for text in writing.text.split("#EXT-X-DISCONTINUITY\n")] == [14, 6]
