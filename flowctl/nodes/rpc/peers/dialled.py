@@ -52,6 +52,7 @@ class DialledConnection:
     _answered: bool = False  #: something came since the last handshake
     _handshake_count: int = 0  #: those that were awaited
     _comes_again: bool = True  #: ZeroMQ has tried to connect since the connection ended
+    _not_reached: bool = False  #: ZeroMQ has told that it tries again, and not yet that it is connected
 
     def __post_init__(self, raw: zmq.Socket[bytes], conn: ConnectionID, identity: PeerIdentity) -> None:
         self._redials = Redial(_REDIAL_BACKOFF, tries=1)
@@ -85,10 +86,10 @@ class DialledConnection:
 
     def _happened(self, event: int, value: int) -> None:
         if event == zmq.EVENT_CONNECTED:
-            self._comes_again = True
+            self._comes_again, self._not_reached = True, False
             self.peer.descriptor = value
         elif event == zmq.EVENT_CONNECT_RETRIED:
-            self._comes_again = True
+            self._comes_again = self._not_reached = True
         elif event == zmq.EVENT_DISCONNECTED:
             self._comes_again = False
             if self.ready:  # until then there is the deadline of the connect
@@ -105,7 +106,10 @@ class DialledConnection:
         self._group.call_later(self._silences.delay_s(), self._heed_silence, self._handshake_count)
 
     def _heed_silence(self, handshake: int) -> None:
-        if not (self._answered or self.peer.socket.closed) and handshake == self._handshake_count:
+        if self._answered or self.peer.socket.closed or handshake != self._handshake_count:
+            return
+        self._monitor.read_all()
+        if not self._not_reached:  # otherwise ZeroMQ tries by itself, and what waits to be sent stays
             self._silences.begin()
             self._said_hi = False
             with suppress(zmq.ZMQError):

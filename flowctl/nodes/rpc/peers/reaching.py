@@ -378,6 +378,8 @@ class Reaching:
             raise ClosedError("the node was stopped")
         shared = _is_inproc(address) and address != SELF_ADDRESS.zmq_address
         raw = (shared_context() if shared else self._context).socket(kind)
+        # Of a connection that is made anew, too: ZeroMQ would keep what waits for ever, and the end would wait for it.
+        raw.set(zmq.LINGER, int(LINGER_S * 1000))
         raw.set(zmq.IPV6, "[" in address)  # of IPv6, and only there: a name has one meaning everywhere else
         raw.set(zmq.MAXMSGSIZE, MAX_PART_BYTES)
         notice_dead_peers(raw, DEAD_AFTER_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from flowctl.core.outcomes.backoff import Backoff
 from flowctl.errors import LocalProtocolError, RpcError
 from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RequestFuture, RpcNode
-from flowctl.nodes.rpc.peers import dialled
+from flowctl.nodes.rpc.peers import dialled, reaching
 from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES, ConnectionID
 from flowctl.nodes.rpc.wire.frames import make_tag, read_tag
 from flowctl.wire.zeromq.curve import KeyPair, serve_curve
@@ -295,6 +296,25 @@ def test_connection_when_hi_is_answered_stays(remote, monkeypatch):
     assert passed.wait(WAIT_S)
     assert known._silences.tries == 1
     server.stop()
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+def test_node_when_who_it_dials_is_silent_stops(accepts, monkeypatch):
+    """What waits for a connection that is made anew is not waited for: nobody is there, or one that says nothing."""
+    monkeypatch.setattr(dialled, "_ANSWER_BACKOFF", Backoff(first_s=0.4, most_s=0.4))
+    monkeypatch.setattr(reaching, "LINGER_S", 0.1)
+    node, failed = RpcNode(), threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        if not accepts:
+            listener.close()
+        node.start()
+        node.connect_remote(f"tcp://127.0.0.1:{port}", lambda _: None, lambda *_: failed.set(), timeout_s=0.9)
+        assert failed.wait(WAIT_S)
+        stops = threading.Thread(target=node.stop, daemon=True)
+        stops.start()
+        stops.join(WAIT_S)
+        assert not stops.is_alive()
 
 
 def test_connect_when_nobody_answers_times_out(tmp_path):
