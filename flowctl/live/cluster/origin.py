@@ -71,7 +71,7 @@ _REFUSED_HINT: Final = (
     "limits per address (--per-address, --new-per-address) are for edges too, unless one has proven that it is one"
 )
 _KEY_HINT: Final = (
-    "make a key: flowctl key make FILE --for edge; give it behind the origin: flowctl edge 'HOST?key=KEY'"
+    "make a key: flowctl key make FILE --for edge; its edge gives it behind the origin: ?key= and the key"
 )
 _PENDING_BYTES: Final = 64 << 20
 """Octets of complete segments that may wait for the origin's thread: more means that it does not run."""

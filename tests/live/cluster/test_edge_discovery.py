@@ -12,6 +12,7 @@ from edge_kit import Encoder, House, cut_off, frames, until, whole
 from structlog.testing import capture_logs
 
 from flowctl.errors import ConfigError
+from flowctl.live.cluster import origin
 from flowctl.live.cluster.edge import discovery
 from flowctl.live.cluster.edge.discovery import (
     LEAST_S,
@@ -25,6 +26,7 @@ from flowctl.live.cluster.edge.discovery import (
 )
 from flowctl.live.cluster.edge.edge import MOST_UPSTREAMS
 from flowctl.live.cluster.edge.upstream import OriginAddress
+from flowctl.log import redact_text
 
 NAME = "origins.test"
 
@@ -179,6 +181,15 @@ def test_name_when_it_is_not_clear_is_refused(text, hint):
     with pytest.raises(ConfigError, match=hint) as raised:
         parse_origin(f"{text}?key=secret")
     assert "secret" not in str(raised.value)
+
+
+def test_hints_when_they_say_where_a_key_goes_are_shown_whole():
+    """What looks like a key is masked in all that is written, in a hint too."""
+    with pytest.raises(ConfigError) as raised:
+        OriginAddress.parse("foo://bar")
+    for hint in (raised.value.hint, origin._KEY_HINT):
+        assert "?key=" in hint
+        assert redact_text(hint) == hint
 
 
 def test_server_of_dns_when_given_is_an_address_with_or_without_a_port():

@@ -70,7 +70,7 @@ class OriginAddress:
             raise ConfigError(
                 f"{shown!r:.100} is no origin",
                 hint="write host, host:port or host:port/rtmp-port, for example 10.0.0.5:1936/1935 or [fe80::1]:1936; "
-                "rtmps:// before it for TLS, ?key=KEY or ?key=@FILE behind it",
+                "rtmps:// before it for TLS, behind it ?key= and the key, or @ and the name of its file",
             )
         try:
             parse_query(proof)
