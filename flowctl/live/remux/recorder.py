@@ -264,7 +264,8 @@ class StreamRecorder(StreamWriter):
         try:
             path = file.finish(form.lengths(media_s, file.size_bytes))
         except OSError as error:
-            _log.error("a recording could not be finished", file=str(file.path), why=error.strerror or str(error))
+            why, hint = error.strerror or str(error), "look for its .part where its folder is now"
+            _log.error("a recording could not be finished", file=str(file.path), why=why, hint=hint)
             return
         if path is None:
             return

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from remux_kit import Bench, Disk, moved, source, tags_of
+from structlog.testing import capture_logs
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.flv import FlvTag
@@ -163,6 +164,18 @@ def test_recording_when_the_folder_goes_away_is_no_crash(tmp_path):
     bench.feed(moved(source(1), 1000))
     bench.end()
     assert [item.path for item in bench.finished] == [folder / "live-room.flv"]
+
+
+def test_recording_when_its_folder_was_moved_says_where_to_look(tmp_path):
+    """What was written is in the folder that was moved, under the name that it had there."""
+    bench = Bench(tmp_path / "here")
+    bench.feed(source(1))
+    (tmp_path / "here").rename(tmp_path / "there")
+    with capture_logs() as lines:
+        bench.end()
+    (line,) = [line for line in lines if line["event"] == "a recording could not be finished"]
+    assert "where its folder is now" in line["hint"]
+    assert (tmp_path / "there/live-room.flv.part").exists()
 
 
 def test_recording_when_nothing_but_sound_comes_is_cut_anywhere(tmp_path):
