@@ -58,6 +58,7 @@ def test_version_when_asked_for_text(capsys):
         (["rpc", "call"], "Missing argument", "flowctl rpc call --help"),
         (["rpc", "cal"], "No such command 'cal'", "flowctl rpc --help"),
         (["stats", "--timeout", "0"], "--timeout is 0, it must be more than 0", "15s"),
+        (["publish", "nowhere.flv", "rtmp://127.0.0.1:1/live/room"], "cannot read nowhere.flv", "or synthetic"),
         (["stats", "--key", "nowhere.key"], "cannot read the keys", "flowctl rpc keygen FILE"),
         (
             ["rpc", "keygen", "/nowhere/at/all.key"],

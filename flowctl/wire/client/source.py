@@ -72,7 +72,7 @@ def _tags_of(path: Path) -> Iterator[FlvTag | None]:
                     os.set_blocking(file.fileno(), False)  # without effect on regular files
                     yield from tags
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}", hint="give an FLV file, or synthetic") from error
     try:
         reader.finish()  # raises what was found behind the last whole tag, too
     except RemoteProtocolError as error:
