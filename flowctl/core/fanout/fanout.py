@@ -64,9 +64,9 @@ _SAY_S: Final = 60.0
 """Least time between two lines about viewers that went on at a key frame."""
 _log: Final = structlog.get_logger("flowctl.live")
 _KEY_LOOKS_S: Final = 0.25
-"""Least time between looks at all viewers that are refused, for a key frame, likewise."""
+"""Least time between looks at all viewers that are refused, for a key frame: a stream may have one in each picture."""
 _KEY_TURNS_S: Final = 0.08
-"""Least time between turns that viewers have for a key frame, of a stream each picture of which may be one."""
+"""Least time between turns that viewers have for a key frame, for the same reason."""
 
 
 class FanoutHost(Protocol):

@@ -56,6 +56,7 @@ LONGEST_PACE_S: Final = 0.25
 EVEN_S: Final = 6.0
 """Time after which a rate that has stayed within `EVEN_RATIO` is taken to stay: three groups of pictures."""
 EVEN_RATIO: Final = 1.25
+"""Most that it may be off, up or down: lines that change each 5 s, or pause for 0.4 s of each 2 s, are not even."""
 EVEN_AHEAD_S: Final = 0.45
 """As `AHEAD_S`, of such a rate that does not carry the stream. On lines of 50 to 85 % viewers see as much, as soon,
 with three turns in place of four; on ones that change or pause 6 % fewer pictures, or 0.3 s later, and with 0.6 s here
