@@ -276,6 +276,9 @@ class LogCursor:
         entry, joined_at, refusals = self.place.entry, self.joined_at, self.refusals
         mask, ahead = (refusals.here.mask, iter(refusals.ahead)) if refusals is not None else (0, iter(()))
         gate, value = next(ahead, None), next(waiting, None)
+        if timing is not None:
+            due, per_byte = timing.due, timing.seconds_per_byte
+            moment = timing.now + timing.held_bytes * per_byte
         while len(items) < most and size < budget_bytes:
             if value is not None and value.after <= entry.sequence and values is not None:
                 items.append(values.hand(value, len(items), served_at))
@@ -292,26 +295,27 @@ class LogCursor:
             message_class = entry.message_class
             if (
                 following is None
-                or (message_class is _KEY and self._awaited(entry))
+                or (message_class is _KEY and self.wait is not None and self._awaited(entry))
                 or (crossroads is not None and crossroads.lie_at(entry))
             ):
                 break
             if not mask >> message_class & 1:
                 if self.leading and self._leads(entry):
                     break
-                wire, since = entry.wire, max(entry.enqueued_at, joined_at)
-                if timing and items and timing.late(message_class, len(wire), since, size, entry.gop.key_bytes):
+                wire, since = entry.wire, entry.enqueued_at
+                since = max(since, joined_at)
+                end = size + len(wire)
+                if (
+                    timing is not None
+                    and moment - since + end * per_byte > due[message_class]
+                    and items
+                    and timing.late(message_class, len(wire), since, size, entry.gop.key_bytes)
+                ):
                     break
                 items.append((message_class, wire, since))
-                size += len(wire)
+                size = end
             entry = following
         return items
-
-    def pass_gathered(self, end: Entry) -> None:
-        """Move to the entry behind what was gathered: all of it is sent."""
-        self.copies = NO_MESSAGES
-        self._move_to(end)
-        self.settle()
 
     def _move_to(self, end: Entry) -> None:
         """Move on to `end`, past what is sent, and what is refused between."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import islice
 from math import inf
 from operator import add
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from flowctl.core.flow.counts import NO_FIGURES, Balance, Counts, Figures, Tally, add_by_reason, as_counts
 from flowctl.core.flow.limits import Limits
@@ -19,15 +19,13 @@ from flowctl.core.flow.meters import Trail
 from flowctl.core.flow.policy import Headroom, Thin
 from flowctl.core.flow.state import Load, MessageClass
 from flowctl.core.flow.timing import Timing
-from flowctl.core.outgoing.backlog import NO_MESSAGES, Backlog, Item, OwnItem
+from flowctl.core.outgoing.backlog import Backlog, Item, OwnItem
 from flowctl.core.outgoing.cursor import LogCursor
-from flowctl.core.outgoing.lateness import cut_behind, leave_out_late, peek_in_time
-from flowctl.core.outgoing.streamlog import Entry
+from flowctl.core.outgoing.lateness import cut_behind, peek_in_time
 from flowctl.core.outgoing.thinning import drop_droppable, skip_to_key, thin_to_key_frame
 from flowctl.reasons import DropReason
 
 _GAP_S: Final = 0.05
-_HEADER: Final = MessageClass.HEADER
 _KEY: Final = MessageClass.KEY
 _TLS_WOULD_BLOCK: Final = frozenset({"SSLWantReadError", "SSLWantWriteError"})
 
@@ -132,22 +130,29 @@ class Outbox:
         trail: Trail | None = None,
     ) -> tuple[int, bool, OSError | None]:
         """Write until the turn's budget is used, everything is taken, or the kernel is full."""
-        if self._inflight is not None:
+        inflight, cursor, backlog = self._inflight, self.cursor, self.backlog
+        ahead = 0
+        if inflight is not None:
+            ahead = len(inflight.rest)
             most -= 1  # it takes one of the parts that a system call can hold
-        own: list[Item | OwnItem] = self.backlog.peek(most, budget_bytes) if len(self.backlog) else []
-        room = budget_bytes - sum(len(item[1]) for item in own) if own else budget_bytes
-        cursor = self.cursor if with_log else None
-        if timing is not None:
-            timing.held_bytes += budget_bytes - room + self.inflight_bytes
-        has_room = cursor is not None and room > 0 and most > len(own)
-        followed: list[Item] = []
-        if cursor is not None and has_room:
+        own: list[Item | OwnItem] = []
+        if len(backlog):
+            own = backlog.peek(most, budget_bytes)
             most -= len(own)
-            followed = cursor.peek(most, room) if timing is None else peek_in_time(cursor, most, room, timing)
-        items = [*own, *followed] if own else followed
+            size = sum(len(item[1]) for item in own)
+            budget_bytes -= size
+            ahead += size
+        items: Sequence[Item | OwnItem] = own
+        if cursor is not None and with_log and (timing is not None or (budget_bytes > 0 and most > 0)):
+            if timing is None:
+                followed = cursor.peek(most, budget_bytes)
+            else:
+                timing.held_bytes += ahead
+                followed = peek_in_time(cursor, most, budget_bytes, timing)
+            items = [*own, *followed] if own else followed
         buffers: list[bytes | memoryview] = [item[1] for item in items]
-        if self._inflight is not None:
-            buffers.insert(0, self._inflight.rest)
+        if inflight is not None:
+            buffers.insert(0, inflight.rest)
         if not buffers:
             return 0, False, None
         written, blocked, failure = gather_write(transport, buffers)
@@ -156,58 +161,10 @@ class Outbox:
                 self._note_trail(trail, items, self.bytes_sent + written)
             self.bytes_sent += written
             self._consume(items, len(own), written)
-            if trail is not None and (self._inflight is not None or items):
-                trail.note(self.bytes_sent, items[-1][2] if self._inflight is None else self._inflight.since)
+            if trail is not None:
+                last = self._inflight or (None if items else inflight)
+                trail.note(self.bytes_sent, items[-1][2] if last is None else last.since)
         return written, blocked, failure
-
-    def write_gathered(
-        self, transport: Transport, most: int, budget_bytes: int, timing: Timing | None, trail: Trail
-    ) -> tuple[int, bool] | None:
-        """Write as `write` does where only the followed log waits, and nothing has to be decided.
-
-        Returns:
-            How much the kernel took, and whether it refused some. None: nothing was written, it is for `write`.
-        """
-        cursor, inflight = self.cursor, self._inflight
-        if cursor is None or len(self.backlog):
-            return None
-        ahead = 0 if inflight is None else len(inflight.rest)
-        most -= inflight is not None
-        gathered = gather(cursor, most, budget_bytes, timing, ahead)
-        if gathered is None:
-            if timing is None or not cursor.cuts_end:
-                return None
-            timing.held_bytes += ahead
-            leave_out_late(cursor, timing)
-            timing.held_bytes -= ahead
-            gathered = gather(cursor, most, budget_bytes, timing, ahead, judged=True)
-            if gathered is None:
-                return None
-        if not gathered.size_bytes:
-            cursor.pass_gathered(gathered.end)
-            return 0, False
-        buffers: list[bytes | memoryview] = [*gathered.wires]
-        if inflight is not None:
-            buffers.insert(0, inflight.rest)
-        written, _, failure = gather_write(transport, buffers)
-        if not written:
-            return (0, True) if failure is None else None  # `write` meets it again
-        began = self.bytes_sent
-        if inflight is not None:
-            trail.note(began, inflight.since)
-            trail.note(began + min(ahead, written), inflight.since)
-        self.bytes_sent += written
-        if written == gathered.size_bytes:
-            self._inflight = None
-            cursor.pass_gathered(gathered.end)
-        else:
-            self._consume(cursor.peek(len(gathered.wires), budget_bytes), 0, written)
-        for place, since in gathered.marks:
-            if ahead < written and place < written:
-                trail.note(began + place, since)
-        if written > ahead:
-            trail.note(self.bytes_sent, gathered.marks[-1][1] if self._inflight is None else self._inflight.since)
-        return written, written < gathered.size_bytes
 
     def _note_trail(self, trail: Trail, items: Sequence[Item | OwnItem], until: int) -> None:
         """Note since when what goes up to `until` has waited: the first message, key frames, and both ends of a gap.
@@ -512,75 +469,3 @@ def _unwritten(buffers: list[bytes | memoryview], count: int) -> list[bytes | me
             return [memoryview(buffer)[count:], *islice(buffers, index + 1, None)]
         count -= len(buffer)
     return []
-
-
-class Gathered(NamedTuple):
-    """What comes next of a log, for a plain turn."""
-
-    wires: list[bytes]
-    size_bytes: int  # of them, and what was ahead
-    end: Entry  # the entry behind them
-    marks: list[tuple[int, float]]  # (bytes before a place among them, since when what is there has waited)
-
-
-def gather(
-    cursor: LogCursor,
-    most: int,
-    budget_bytes: int,
-    timing: Timing | None,
-    ahead_bytes: int = 0,
-    *,
-    judged: bool = False,
-) -> Gathered | None:
-    """Return what `LogCursor.peek` would, behind `ahead_bytes` of a message in flight, for `LogCursor.pass_gathered`.
-
-    Returns:
-        None: something is to be decided first: about values, a gate, leading pictures, crossroads, or what would be
-        late. `judged`: not about the message that comes next.
-    """
-    entry = cursor.entry
-    if cursor.wait is not None and entry.message_class is _KEY and entry.next is not None:
-        cursor.settle()  # it is waited for
-    refusals, copies, mask = cursor.refusals, cursor.copies, 0
-    if cursor.leading or cursor.crossroads is not None or cursor.joining_to is not None or cursor.values is not None:
-        return None
-    if refusals is not None:
-        if refusals.ahead:
-            return None
-        mask = refusals.here.mask
-    wires = [] if copies is NO_MESSAGES else [item[1] for item in copies]
-    if wires and copies.tally[_HEADER] != len(wires):
-        return None
-    copied, size = len(wires), ahead_bytes + sum(map(len, wires))
-    tail, joined_at = cursor.tail, cursor.joined_at
-    since = max(entry.enqueued_at, joined_at)
-    restarts = cursor.wait is not None
-    marks, late = [(ahead_bytes, since)], False
-    if timing is not None:
-        due, per_byte = timing.due, timing.seconds_per_byte
-        moment = timing.now + timing.held_bytes * per_byte
-    while entry is not tail and size < budget_bytes and len(wires) < most and (following := entry.next) is not None:
-        message_class = entry.message_class
-        if message_class is _KEY and restarts:
-            break  # from here on more is accepted, once the cursor stands here
-        if not mask >> message_class & 1:
-            wire, waited_from = entry.wire, entry.enqueued_at
-            end = size + len(wire)
-            waited_from = max(waited_from, joined_at)
-            if (
-                timing is not None
-                and moment - waited_from + end * per_byte > due[message_class]
-                and not (judged and len(wires) == copied)
-                and timing.late(message_class, len(wire), waited_from, size, entry.gop.key_bytes)
-            ):
-                late = True
-                break
-            if message_class is _KEY or waited_from - since > _GAP_S:
-                marks += (size, since), (size, waited_from), (end, waited_from)
-            wires.append(wire)
-            size, since = end, waited_from
-        entry = following
-    if len(wires) == copied and (late or copied):
-        return None  # restart messages go with their key frame
-    marks.append((size, since))
-    return Gathered(wires, size, entry, marks)

@@ -206,7 +206,9 @@ class Serving:
         """
         judgement, outbox, core = self._judgement, self._outbox, self._core
         slow, cursor = judgement.slow, outbox.cursor
-        if slow is None or self._guide is not None or cursor is None or cursor.waited_too_long(now):
+        if slow is None or cursor is None or self._guide is not None or len(outbox.backlog):
+            return None
+        if cursor.joining_to is not None or cursor.values is not None or cursor.waited_too_long(now):
             return None
         if core.state is not SendState.OVERLOADED or judgement.far_load(now) is None:
             return None
@@ -219,10 +221,12 @@ class Serving:
             if not budget:  # it was given a turn for a key frame, and has all that it is to have
                 taken = outbox.empty(with_log=True)
                 break
-            result = outbox.write_gathered(self._transport, settings.turn_messages, budget, timing, slow.trail)
-            if result is None:
-                return None
-            written, refused = result
+            budget -= outbox.inflight_bytes
+            written, refused, failure = outbox.write(
+                self._transport, settings.turn_messages, budget, with_log=True, timing=timing, trail=slow.trail
+            )
+            if failure is not None:
+                return None  # the next write meets it again
             self._note_taken_locked(written, now)
             full, taken = slow.note_given(written, full=refused), outbox.empty(with_log=True)
             if not (written or full or taken):
@@ -315,6 +319,7 @@ class Serving:
         budget = slow.budget_bytes(budget)
         if not budget:
             return 0, not outbox.empty(with_log=with_log), None
+        budget -= outbox.inflight_bytes
         written, blocked, failure = outbox.write(
             self._transport, settings.turn_messages, budget, with_log=with_log, timing=timing, trail=trail
         )

@@ -213,8 +213,8 @@ class SlowPeer:
             dry = now - self._asked_at > _PROMPT_S or strained
         self.dry = dry and self.waited
         self.lag.note(now, acknowledged, log_rate, waited=self.waited, dry=self.dry)
-        taken = acknowledged - self._acknowledged if self.told else self.ahead_bytes
-        self._allowed_bytes, self._acknowledged = min(self._allowed_bytes + taken, self.ahead_bytes), acknowledged
+        taken, self._acknowledged = acknowledged - self._acknowledged, acknowledged
+        self._allowed_bytes = min(self._allowed_bytes + taken, self.ahead_bytes) if self.told else self.ahead_bytes
         if self.told and taken > kernel_bytes and 0 <= self._asked_at - self._given_at < _AT_ONCE_S:
             self._allowed_bytes = max(self.ahead_bytes, ahead_bytes(log_rate))
         return self.drain.sample(now, acknowledged, waited=self.waited and not dry)

@@ -165,8 +165,7 @@ def test_viewer_of_an_open_gop_when_it_is_cut_before_a_key_frame_that_it_was_to_
     assert not cursor.leading
 
 
-@pytest.mark.parametrize("plainly", [False, True])
-def test_trail_when_publishing_has_gaps_tells_how_old_each_byte_is(plainly):
+def test_trail_when_publishing_has_gaps_tells_how_old_each_byte_is():
     group = ManualGroup()
     published, outbox, trail = Published(group), Outbox(), Trail(0, group.now())
     published.publish(KEY, 100)
@@ -176,9 +175,6 @@ def test_trail_when_publishing_has_gaps_tells_how_old_each_byte_is(plainly):
     for at in (0.0, 0.01, 2.0, 2.01):
         group.clock.advance(began_at + at - group.now())
         published.publish(INTER, 1000)
-    if plainly:
-        assert outbox.write_gathered(Peer(), 100, 1 << 20, None, trail) == (4000, False)
-    else:
-        assert outbox.write(Peer(), 100, 1 << 20, with_log=True, trail=trail) == (4000, False, None)
+    assert outbox.write(Peer(), 100, 1 << 20, with_log=True, trail=trail) == (4000, False, None)
     ages = [group.now() - trail.since(place, 4000, group.now()) for place in (1000, 1999, 2000, 2999)]
     assert ages == pytest.approx([2.0, 2.0, 0.01, 0.0], abs=0.011)

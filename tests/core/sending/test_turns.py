@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections import Counter
 from math import inf
 
 import pytest
-from chance_kit import seeds
-from cursor_kit import Follower
 from flow_kit import FRAMES, INTER, KEY, LOG, OWN, Published, Viewer, frame
 from slow_kit import LINES, Kernel, Scene, Steady, stream
 
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import NO_LIMITS
-from flowctl.core.flow.policy import LivePolicy, patience_of
+from flowctl.core.flow.policy import LivePolicy
 from flowctl.core.flow.state import MessageClass, SendState
-from flowctl.core.flow.timing import Timing
-from flowctl.core.outgoing.lateness import peek_in_time
-from flowctl.core.outgoing.outbox import gather
 from flowctl.core.sending.contract import Standing
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.sending.slowpeer import SlowPeer
@@ -279,53 +273,6 @@ def test_viewer_with_a_guide_when_our_thread_has_no_room_goes_on_past_key_frames
         scene.go(0.2, 40.0)
         assert len(scene.published.classes) - scene.viewer.numbers(LOG)[-1] < 75 * 2.5
     scene.check()
-
-
-def sent(cursor):
-    """Return how many messages of the log were handed over: those that were neither dropped nor wait."""
-    accepted, dropped, queued = cursor.balance()
-    return sum(accepted[:7]) - sum(queued[:7]) - sum(sum(figures[:7]) for figures in dropped.values())
-
-
-def peek(cursor, most, budget, timing):
-    return cursor.peek(most, budget) if timing is None else peek_in_time(cursor, most, budget, timing)
-
-
-def test_gathered_messages_are_those_that_would_have_been_peeked():
-    compared = 0
-    for seed in seeds(300):
-        chance = random.Random(seed)
-        follower = Follower()
-        cursor = follower.cursor
-        cursor.joining_to = None
-        for _ in range(60):
-            follower.now += chance.random() * 0.2
-            follower.publish(chance.choice("KIIIIAAAD"))
-            rate, held = chance.choice([200, 1000, 10_000]), chance.choice([0, 500])
-            patience = patience_of(LivePolicy())
-            timing = chance.choice([None, Timing(follower.now, rate, held, 1.0, patience)])
-            budget, ahead = chance.choice([1, 30, 100, 10_000]), chance.choice([0, 0, 20])
-            if chance.random() < 0.3:
-                before = sent(cursor)
-                gathered = gather(cursor, most := chance.choice([3, 1 << 30]), budget, timing, ahead)
-                if gathered is None:
-                    continue
-                assert gathered.size_bytes == ahead + sum(map(len, gathered.wires))
-                assert len(gathered.wires) <= most
-                passed = 0
-                while passed < len(gathered.wires):  # `peek` stops behind restart messages
-                    before_it = ahead + sum(map(len, gathered.wires[:passed]))
-                    if timing is not None:
-                        timing.held_bytes = held + before_it
-                    peeked = peek(cursor, len(gathered.wires) - passed, budget - before_it, timing)
-                    assert [wire for _, wire, _ in peeked] == gathered.wires[passed : passed + len(peeked)] != []
-                    passed += len(peeked)
-                    cursor.pass_messages(len(peeked))
-                compared += passed > 0
-                assert sent(cursor) == before + passed
-            elif chance.random() < 0.3:
-                cursor.pass_messages(len(peek(cursor, chance.randrange(1, 4), 1 << 30, timing)))
-    assert compared > 200
 
 
 def test_turn_of_a_viewer_that_stalls_comes_when_its_kernel_asks():
