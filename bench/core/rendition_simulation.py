@@ -60,6 +60,7 @@ WORLDS: Final[tuple[dict[str, Any], ...]] = (
     *({"round_trip_s": round_trip_s} for round_trip_s in (0.005, 0.05, 0.2)),
     *({"renditions": count} for count in (2, 4, 5)),
     *({"shaper_bytes": size} for size in (64_000, 256_000)),
+    *({"shaper_bytes": size, "key_share": 0.07} for size in (6_000, 64_000)),
     *({"key_share": share} for share in (0.15, 0.35)),
 )
 """What differs from the usual case, one thing at a time."""

@@ -84,16 +84,27 @@ def test_rendition_simulation_gives_each_steady_line_what_fits_and_every_picture
         assert row["pictures_percent"] == 100
         assert row["delay_p95_s"] <= row["target_s"]
         assert row["fitting_percent"] >= 85
-        assert (row["switches"] <= 1, row["failed"], row["closed"]) == (True, 0, "")
+        assert (row["switches"] <= 2, row["failed"], row["closed"]) == (True, 0, "")
     assert "| 50 %  |" in module.document(rows, tmp_path)
 
 
-def test_rendition_simulation_of_changing_lines_fails_at_most_once_a_minute_and_is_repeatable():
+@pytest.mark.parametrize("shaper_bytes", [2_000, 6_000, 16_000, 64_000, 256_000])
+def test_rendition_simulation_tries_in_vain_at_most_once_behind_a_shaper(shaper_bytes):
+    """Key frames of 7 kB pass through its bucket as on a fast line."""
+    module = bench_run.load("rendition_simulation")
+    world = {"shaper_bytes": shaper_bytes, "key_share": 0.07, "round_trip_s": 0.03}
+    for row in module.run(worlds=(world,), lines=["0.28", "0.36", "0.52", "1.1"], seconds=300.0):
+        assert row["pictures_percent"] > 99
+        assert row["freeze_s"] <= 0.5
+        assert (row["failed"] <= 1, row["closed"]) == (True, "")
+
+
+def test_rendition_simulation_of_changing_lines_fails_at_most_once_and_is_repeatable():
     module = bench_run.load("rendition_simulation")
     jump, wave = rows = module.run(worlds=({},), lines=["jump", "wave"])
     assert rows == module.run(worlds=({},), lines=["jump", "wave"])
     assert jump["pictures_percent"] >= 98
-    assert wave["failed"] <= 2
+    assert (jump["failed"] <= 1, wave["failed"] <= 1) == (True, True)
 
 
 @pytest.mark.realtime

@@ -9,13 +9,12 @@ counts is how fast the acknowledgements moved within the burst: where it began, 
 receive buffer or a queue on the way swallows a part at once. A burst that was gone between two looks sets a bound from
 below. One that the peer's receive buffer swallows goes as fast as its program reads, which the receive window tells. Of
 the last 20 s the slowest counts, but for an outlier: a line that is fast now and then is not fast. A viewer who has
-just come has no such past: for the first 10 s it goes up only to the largest, and only where the line carries twice
-that.
+just come has no such past: for the first 10 s the line has to carry twice the next size.
 
 What no sender can see: a shaper that lets a burst pass and then holds the line to its rate, a queue that swallows a
-burst, a line that is slow only between key frames. There a step up fails. It costs a group or two: the way back is the
-rule for going down, and what the line carried while it was full is remembered. Nothing above that is tried again for a
-minute, then two, up to ten.
+burst, a line that is slow only between key frames. There a step up fails. So it is one size at a time, and a *trial*
+for half a minute: where a key frame comes while what the kernel holds is late by a quarter of the target, the way back
+is taken at once, and nothing is left out. What failed, and all above, is not tried again for ten minutes.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ _DRAIN_NOTE_S: Final = 1.0
 _SETTLING_S: Final = 10.0
 """Time after the join in which a viewer's line has no past."""
 _SETTLING_MARGIN: Final = 2.0
-"""How many times the largest rendition the line has to carry for a step up meanwhile."""
+"""How many times the next rendition the line has to carry for a step up meanwhile."""
 _UP_SHARE: Final = 0.95
 """Share of a rendition's rate that the line has to carry: what is measured is a little less than it does."""
 _LEAST_STAY_S: Final = 20.0
-"""Shortest time between a switch and a step up."""
+"""Shortest time between a switch and a step up, but for one that follows on another: a group is enough for that."""
 _MOST_DELAY_SHARE: Final = 0.5
 """Share of the target delay that may be used up before a key frame comes: that key frame takes the rest."""
 _MOST_DELAY_IF_CARRIED: Final = 0.8
@@ -72,9 +71,12 @@ _FAR_SHARE: Final = 0.75
 _RECOVERY_S: Final = 20.0
 """Time in which a viewer that went down is to catch up with what it is behind."""
 _FAILED_WITHIN_S: Final = 30.0
-"""A step up after which the line sends the viewer down so soon has failed."""
-_LEAST_BACK_OFF_S: Final = 60.0
-_MOST_BACK_OFF_S: Final = 600.0
+"""Time for which a step up is a trial. It has failed where the line sends the viewer down within it."""
+_TRIAL_DELAY_S: Final = 0.375
+"""Delay before a key frame that ends a trial where the line is not known to carry it. With 0.25 s lines of 1.02 times a
+rendition fail too; with 0.5 s the next key frame finds the bucket of a shaper empty more often."""
+_BACK_OFF_S: Final = 600.0
+"""Time for which nothing is tried above what the line carried in a trial that has failed."""
 
 
 FIRST: Final = "the first, until its line is known"
@@ -231,10 +233,10 @@ class RenditionRule:
 
     began_at: float
     line: LineMeter = field(default_factory=LineMeter)
-    failed_tries: int = 0
     ceiling: float = inf
     not_before: float = float("-inf")
     why_not_up: str = ""
+    _waiting_bytes: int = 0  # what the kernel held at the last look
     _switched_at: float | None = None
     _up_at: float = float("-inf")  # of the last step up
     _present_rate: float = 0.0
@@ -249,6 +251,7 @@ class RenditionRule:
         self, now: float, written_bytes: int, waiting_bytes: int, key_at: float, window_bytes: int | None = None
     ) -> None:
         """Take a look at the connection, see `LineMeter.sample`."""
+        self._waiting_bytes = waiting_bytes
         self.line.sample(now, written_bytes, waiting_bytes, key_at, window_bytes)
 
     def decide(
@@ -291,10 +294,13 @@ class RenditionRule:
         if drain is not None and drain < _FAR_SHARE * rate and now - self._up_at > group_s:  # else TCP may gain speed
             late_s += group_s * (rate / drain - 1)
         most_s = (_MOST_DELAY_SHARE if drain is None or drain < rate else _MOST_DELAY_IF_CARRIED) * target_s
+        full = lagging and delay_s >= _FULL_DELAY_S
+        if now - self._up_at <= _FAILED_WITHIN_S and (drain is None or drain < rate):
+            delay_s = max(delay_s, self._waiting_bytes / rate)  # of one that does not lag yet, too
+            late_s, most_s, lagging = max(late_s, delay_s), min(most_s, _TRIAL_DELAY_S), True
         if left_out or (lagging and late_s > most_s):
             return self._down(now, rates, rate, drain, delay_s, lowest=left_out)
-        full = lagging and delay_s >= _FULL_DELAY_S
-        return None if full else self._up(now, rates, rate)
+        return None if full else self._up(now, rates, rate, group_s)
 
     def _down(
         self, now: float, rates: Mapping[str, float], rate: float, drain: float | None, delay_s: float, *, lowest: bool
@@ -312,32 +318,28 @@ class RenditionRule:
         self._forced = next((name for name in reversed(smaller) if rates[name] <= carried), smaller[0])
         return Choice(self._forced, f"the line takes {_megabits(drain)} of {format_bit_rate(8 * rate)}")
 
-    def _up(self, now: float, rates: Mapping[str, float], rate: float) -> Choice | None:
+    def _up(self, now: float, rates: Mapping[str, float], rate: float, group_s: float) -> Choice | None:
         evidence = self.line.evidence(now)
-        if evidence is None or (self._switched_at is not None and now - self._switched_at < _LEAST_STAY_S):
+        stay_s = group_s if self._switched_at == self._up_at else _LEAST_STAY_S
+        if evidence is None or (self._switched_at is not None and now - self._switched_at < stay_s):
             return None
-        larger = [name for name, other in rates.items() if other > rate]
-        if now - self.began_at < _SETTLING_S:
-            larger, needed = larger[-1:], _SETTLING_MARGIN
-        else:
-            needed = _UP_SHARE
-        ceiling = self.ceiling if now < self.not_before else inf
-        fit = (name for name in reversed(larger) if needed * rates[name] <= evidence and rates[name] < ceiling)
+        name = next((name for name, other in rates.items() if other > rate), None)
+        if name is None or (now < self.not_before and rates[name] >= self.ceiling):
+            return None
         carried = f"the line has carried {format_bit_rate(8 * evidence)}"
-        name = next(fit, None)
-        if name is None and larger and needed == _UP_SHARE:
-            self.why_not_up = f"{carried}, {larger[0]} is {format_bit_rate(8 * rates[larger[0]])}"
-        return None if name is None else Choice(name, carried)
+        settling = now - self.began_at < _SETTLING_S
+        if (_SETTLING_MARGIN if settling else _UP_SHARE) * rates[name] <= evidence:
+            return Choice(name, carried)
+        if not settling:
+            self.why_not_up = f"{carried}, {name} is {format_bit_rate(8 * rates[name])}"
+        return None
 
     def switched(self, now: float, name: str, rates: Mapping[str, float]) -> bool:
         """Note that the viewer goes on in `name`; return whether a step up has failed with it."""
-        by_line = name == self._forced
-        failed = by_line and now - self._up_at <= _FAILED_WITHIN_S
-        if by_line:
-            self.failed_tries = self.failed_tries + 1 if failed else 0
+        failed = name == self._forced and now - self._up_at <= _FAILED_WITHIN_S
         if failed:
-            self.not_before = now + min(_LEAST_BACK_OFF_S * 2 ** (self.failed_tries - 1), _MOST_BACK_OFF_S)
-            self.ceiling = min(self._carried, self._present_rate)
+            self.not_before = now + _BACK_OFF_S
+            self.ceiling = min(self._carried, _FAR_SHARE * self._present_rate)
             self._up_at = float("-inf")
         if rates.get(name, 0.0) > self._present_rate:
             self._up_at = now
