@@ -1,7 +1,7 @@
 """What the rule for slow viewers gives: the real Sender on simulated lines, in virtual time.
 
 Run ``python bench slow_simulation``. A stream of 1.5 Mbit/s, with sound and without, of which each group of pictures
-lasts 1 to 20 s and its key frame takes 5 to 80 % of it (a camera at one end, a shared screen at the other), goes to one
+lasts 1 to 20 s and its key frame takes 5 to 95 % of it (a camera at one end, a shared screen at the other), goes to one
 viewer behind a line that carries 5 to 200 % of the rate, through log, fan-out, Sender and a kernel with a low mark.
 The limits are those of a live server. What counts are the pictures and the sound that came of those published after two
 groups, how late the pictures were, and why the viewer was closed, if it was. Seeded dice and virtual time: the same
@@ -33,8 +33,8 @@ FPS: Final = 30
 SOUND_PER_S: Final = 43
 LIMITS: Final = Limits.parse("2MiB,2048,4s", "4MiB,4096,8s")
 GOPS_S: Final = (1.0, 2.0, 10.0, 20.0)
-KEY_SHARES: Final = (0.05, 0.2, 0.4, 0.8)
-LINES: Final = (0.05, 0.2, 0.5, 0.95, 1.05, 2.0)
+KEY_SHARES: Final = (0.05, 0.2, 0.4, 0.8, 0.95)
+LINES: Final = (0.05, 0.2, 0.5, 0.6, 0.8, 0.95, 1.05, 2.0)
 QUICK: Final[dict[str, Any]] = {"gops_s": (1.0,), "key_shares": (0.2,), "lines": (0.5, 1.5)}
 """Arguments of `run` for a look at whether it works."""
 _STEP_S: Final = 0.005

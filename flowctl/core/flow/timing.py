@@ -179,24 +179,43 @@ class Timing:
         self.held_bytes = held_bytes
 
     def late(
-        self, message_class: MessageClass, size_bytes: int, since: float, ahead_bytes: int, key_bytes: int = 0
+        self,
+        message_class: MessageClass,
+        size_bytes: int,
+        since: float,
+        ahead_bytes: int,
+        key_bytes: int = 0,
+        key_late_s: float = 0.0,
+        key_s_ago: float = 0.0,
     ) -> bool:
-        """Return whether a message would arrive later than it is waited for."""
+        """Return whether a message would arrive later than it is waited for.
+
+        `key_bytes` to `key_s_ago`: of the key frame of its group, the size, how late its first byte went, and how long
+        before the message it was published.
+        """
         due = self.due[message_class]
         if due == inf:
             return False
         late_s = self.now - since + (self.held_bytes + ahead_bytes + size_bytes) * self.seconds_per_byte
-        return late_s > due and late_s > self._behind_key(message_class, key_bytes)
+        return late_s > due and late_s > self._behind_key(message_class, key_bytes, key_late_s, key_s_ago)
 
-    def _behind_key(self, message_class: MessageClass, key_bytes: int) -> float:
+    def large(self, size_bytes: int) -> bool:
+        """Return whether a key frame takes longer to send than a picture is waited for."""
+        return size_bytes * self.seconds_per_byte > self.due[_INTER]
+
+    def _behind_key(self, message_class: MessageClass, key_bytes: int, key_late_s: float, key_s_ago: float) -> float:
         """Return how late what comes with a key frame may be for the time that this takes by itself, in seconds.
 
-        It is on its way by then, and what comes behind it is no later: left out, it would make nothing younger.
+        It is on its way by then, and what comes behind it is no later: left out, it would make nothing younger. That is
+        so for sound as well where the key frame takes longer than pictures are waited for, and it went late.
         """
         pictures_s, due = self.due[_INTER], self.due[message_class]
+        key_s = key_bytes * self.seconds_per_byte
+        if self.large(key_bytes) and message_class is not _KEY and key_s_ago <= 2 * (key_s + key_late_s):
+            return key_s + key_late_s + _KEY_WAIT_SHARE * pictures_s
         if pictures_s == inf or not (message_class in _BEHIND or (self._carried and due >= pictures_s)):
             return 0.0
-        behind_s = min(key_bytes * self.seconds_per_byte + _KEY_WAIT_SHARE * pictures_s, self._most_behind_s)
+        behind_s = min(key_s + _KEY_WAIT_SHARE * pictures_s, self._most_behind_s)
         return behind_s * due / pictures_s if message_class is MessageClass.DISPOSABLE else behind_s
 
 

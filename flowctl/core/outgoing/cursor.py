@@ -97,7 +97,7 @@ class LogCursor:
 
     __slots__ = (
         *("leading", "_stop", "account", "cached_bytes", "chain", "copies", "crossroads", "joined_at", "joining_to"),
-        *("key_waits_expired", "log", "mask", "place", "refusals", "restarts", "wait"),
+        *("_key_late", "key_waits_expired", "log", "mask", "place", "refusals", "restarts", "wait"),
     )
 
     # Of a log with keys: slots of `core.outgoing.conflation`, so that others do without their memory.
@@ -124,6 +124,7 @@ class LogCursor:
         self.mask = 0
         self.restarts = 0
         self.key_waits_expired = 0
+        self._key_late = -1, 0.0  # (sequence, how late its first byte went) of the last key frame that was looked at
         self._stop: Entry | None = None  # where to end: nothing published after is for this viewer
         # The rest is made when first needed: most viewers never lag.
         self.crossroads: Crossroads | None = None
@@ -309,13 +310,20 @@ class LogCursor:
                     timing is not None
                     and moment - since + end * per_byte > due[message_class]
                     and items
-                    and timing.late(message_class, len(wire), since, size, entry.gop.key_bytes)
+                    and timing.late(message_class, len(wire), since, size, *self.key_before(entry))
                 ):
                     break
+                if message_class is _KEY and timing is not None:
+                    self._key_late = entry.sequence, moment - since + size * per_byte
                 items.append((message_class, wire, since))
                 size = end
             entry = following
         return items
+
+    def key_before(self, entry: Entry) -> tuple[int, float, float]:
+        """Return what `Timing.late` asks of the key frame of the group of `entry`."""
+        (sequence, late_s), gop = self._key_late, entry.gop
+        return gop.key_bytes, late_s if sequence == gop.key_sequence else 0.0, entry.enqueued_at - gop.started_at
 
     def _move_to(self, end: Entry) -> None:
         """Move on to `end`, past what is sent, and what is refused between."""

@@ -51,7 +51,9 @@ def leave_out_late(cursor: LogCursor, timing: Timing) -> None:
         if item is _INTER:
             _cut_from(cursor, KeyWait(entry, timing.now, lost=True), timing.now)
         elif item is _KEY:
-            if not (timing.key_firm or entry.gop.next_key is not None or _delays_sound(cursor, timing, ahead)):
+            size, since = len(entry.wire), max(entry.enqueued_at, cursor.joined_at)
+            firm = timing.key_firm or (timing.large(size) and timing.late(_KEY, 0, since, ahead))
+            if not (firm or entry.gop.next_key is not None or _delays_sound(cursor, timing, ahead)):
                 return  # nothing could stand in for it
             if copies and tuple(wire for _, wire, _ in copies) == entry.gop.restart:
                 # Else what comes with every key frame would take the line from those that are in time.
@@ -99,15 +101,16 @@ def _is_late(
     """Whether `entry`, or a message of class `as_class` in its place, would be late behind `ahead_bytes`."""
     since = max(entry.enqueued_at, cursor.joined_at)
     as_class = entry.message_class if as_class is None else as_class
-    return timing.late(as_class, len(entry.wire), since, ahead_bytes, entry.gop.key_bytes)
+    return timing.late(as_class, len(entry.wire), since, ahead_bytes, *cursor.key_before(entry))
 
 
 def _delays_sound(cursor: LogCursor, timing: Timing, ahead_bytes: int) -> bool:
     """Whether sound is kept longest and a key frame is so late that the sound after it would be left out too."""
+    entry = cursor.entry
     return (
         timing.sound_last
         and not cursor.mask >> _AUDIO & 1
-        and _is_late(cursor, cursor.entry, timing, ahead_bytes, _AUDIO)
+        and timing.late(_AUDIO, len(entry.wire), max(entry.enqueued_at, cursor.joined_at), ahead_bytes)
         and cursor.log.sounds
     )
 

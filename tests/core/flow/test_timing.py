@@ -65,10 +65,21 @@ def test_disposable_frames_are_late_at_half_of_the_target_and_sound_at_twice():
     assert timing(held=210_000).late(AUDIO, 0, 10.0, 0)
 
 
-def test_what_comes_with_a_large_key_frame_is_waited_for_as_long_as_sound_and_disposable_frames_half_as_long():
-    at = timing()  # the key frame takes 4 s, but sound is waited for 2 s
-    assert [at.late(INTER, 0, 10.0 - late_s, 0, 400_000) for late_s in (1.9, 2.1)] == [False, True]
-    assert [at.late(DISPOSABLE, 0, 10.0 - late_s, 0, 400_000) for late_s in (0.9, 1.1)] == [False, True]
+def test_what_comes_with_a_key_frame_that_takes_long_is_waited_for_as_long_and_disposable_frames_half_as_long():
+    at = timing()  # the key frame takes 0.8 s, pictures are waited for 1 s and sound 2 s
+    assert [at.late(INTER, 0, 10.0 - late_s, 0, 80_000) for late_s in (1.1, 1.15)] == [False, True]
+    assert [at.late(DISPOSABLE, 0, 10.0 - late_s, 0, 80_000) for late_s in (0.55, 0.58)] == [False, True]
+
+
+@pytest.mark.parametrize("item", [INTER, DISPOSABLE, AUDIO])
+def test_what_comes_with_a_key_frame_that_takes_longer_than_pictures_wait_may_be_as_late_as_that(item):
+    at = timing()  # the key frame takes 4 s
+    assert at.large(400_000)
+    assert not at.large(99_000)
+    assert [at.late(item, 0, 10.0 - late_s, 0, 400_000) for late_s in (4.3, 4.4)] == [False, True]
+    assert [at.late(item, 0, 10.0 - late_s, 0, 400_000, 0.5) for late_s in (4.8, 4.9)] == [False, True]
+    assert at.late(item, 0, 10.0 - 4.3, 0, 400_000, 0.0, 60.0)  # long after it
+    assert at.late(KEY, 0, 10.0 - 1.5, 0, 400_000)
 
 
 @pytest.mark.parametrize("item", [CONTROL, HEADER])

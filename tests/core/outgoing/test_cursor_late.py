@@ -56,6 +56,22 @@ def test_policies_when_all_is_late_give_up_different_things(policy, given):
     assert take(follower, rate=10_000, policy=policy) == given
 
 
+@pytest.mark.parametrize(("age_s", "given"), [(0.9, "KI"), (1.1, "")])
+def test_key_frame_that_takes_longer_than_pictures_wait_goes_if_it_begins_in_time(age_s, given):
+    """One that begins late is left out though none is newer: then the next one begins in time, and its pictures go too."""
+    follower = slow("K", age_s=age_s, size=2000)
+    follower.publish("I", 100)
+    assert take(follower, rate=1000) == given
+
+
+def test_pictures_behind_a_key_frame_that_went_late_may_be_as_late_as_that():
+    follower = slow("K", age_s=0.9, size=2000)
+    assert take(follower, rate=1000) == "K"
+    follower.publish("I", 100)
+    follower.now += 2.9  # the key frame has taken 2 s, and went 0.9 s late
+    assert take(follower, rate=1000) == "I"
+
+
 def with_sound(**options):
     """Return a follower whose stream has had sound for 4 s, with nothing queued."""
     follower = Follower("K", **options)
