@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from flowctl.cli.common import given, set_up_log
+from flowctl.cli.common import given, named_by_options, set_up_log
 from flowctl.cli.errors import terminable
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.units import parse_duration
@@ -18,6 +18,8 @@ _UNUSED_OPTIONS: Final = {
     "": ("folder",),
 }
 """Options that mean nothing to a demonstration, by its option."""
+_OPTIONS: Final = {"duration_s": "--duration", "viewers": "--healthy", "healthy": "--healthy"}
+"""Field of a plan, and the option that sets it."""
 
 
 def demo(
@@ -80,16 +82,19 @@ def demo(
         from flowctl.demo.cluster.report import ClusterPlan
         from flowctl.demo.cluster.run import run_cluster
 
+        with named_by_options(_OPTIONS):
+            cluster_plan = ClusterPlan(duration_s=duration_s, viewers=healthy if given(context, "healthy") else 4)
         with terminable():  # its servers end with it
-            viewers = healthy if given(context, "healthy") else 4
-            passed = run_cluster(ClusterPlan(duration_s=duration_s, viewers=viewers), as_json=as_json, path=report)
+            passed = run_cluster(cluster_plan, as_json=as_json, path=report)
     elif pipeline:
         passed = _close_the_loop(duration_s if given(context, "duration") else 15.0, healthy, folder, as_json=as_json)
     else:
         from flowctl.demo import DemoPlan, run_demo
         from flowctl.demo.plan import DEFAULT_HARD, DEFAULT_SOFT
 
-        plan = DemoPlan(duration_s=duration_s, healthy=healthy, soft=soft or DEFAULT_SOFT, hard=hard or DEFAULT_HARD)
+        soft, hard = soft or DEFAULT_SOFT, hard or DEFAULT_HARD
+        with named_by_options(_OPTIONS):
+            plan = DemoPlan(duration_s=duration_s, healthy=healthy, soft=soft, hard=hard)
         passed = run_demo(plan, table=table and not as_json, as_json=as_json, page=report, stays=stay)
     if not passed:
         raise FlowctlError("the demo did not go as it should; the report says what")
@@ -102,7 +107,8 @@ def _close_the_loop(duration_s: float, healthy: int, folder: Path | None, *, as_
 
     # Before the load: nobody should watch a crowd for a quarter of a minute to learn that nothing can analyse it.
     check_available(DUCKDB)
-    plan = LoopPlan(duration_s=duration_s, healthy=healthy)
+    with named_by_options(_OPTIONS):
+        plan = LoopPlan(duration_s=duration_s, healthy=healthy)
     return run_loop(plan, folder or cache_directory() / "demo-pipeline", as_json=as_json)
 
 

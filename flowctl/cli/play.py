@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from flowctl.cli.common import CaFile, Insecure, check_end, optional_duration, optional_rate, run_client, set_up_log
+from flowctl.cli.common import (
+    CaFile,
+    Insecure,
+    check_end,
+    named_by_options,
+    optional_duration,
+    optional_rate,
+    run_client,
+    set_up_log,
+)
 from flowctl.core.text.output import failure, say
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.units import format_bit_rate, format_count, format_duration, format_size
@@ -49,13 +58,15 @@ def play(
     set_up_log()
     trust(authorities=ca_file, insecure=insecure)
     address = parse_address(url)
-    profile = PlayProfile(
-        rate=optional_rate(rate, "--rate"),
-        stall_after_s=optional_duration(stall_after, "--stall-after"),
-        resume_after_s=optional_duration(resume_after, "--resume-after"),
-        pings_per_s=pings,
-        stay=stay,
-    )
+    values: dict[str, Any] = {
+        "rate": optional_rate(rate, "--rate"),
+        "stall_after_s": optional_duration(stall_after, "--stall-after"),
+        "resume_after_s": optional_duration(resume_after, "--resume-after"),
+        "pings_per_s": pings,
+        "stay": stay,
+    }
+    with named_by_options({"rate": "--rate", "pings_per_s": "--pings"}):
+        profile = PlayProfile(**values)
     settings: dict[str, Any] = {
         "profile": profile,
         "duration_s": optional_duration(duration, "--duration"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowctl.cli.common import CaFile, Insecure, optional_duration, print_json, set_up_log
+from flowctl.cli.common import CaFile, Insecure, named_by_options, optional_duration, print_json, set_up_log
 from flowctl.cli.errors import TerminatedError, terminable
 from flowctl.core.text.extras import require_extra
 from flowctl.core.text.output import say
@@ -121,14 +121,15 @@ def hls(
 
     if form not in (names := [item.value for item in SegmentForm]):
         raise ConfigError(f"--format {form!r} is not one of {', '.join(names)}")
-    settings = HlsSettings(
-        folder=_resolved(out),
-        segment_s=parse_duration(segment_time, "--segment-time"),
-        listed=segments,
-        part_s=parse_duration(part, "--part"),
-        form=SegmentForm(form),
-        keep_free_bytes=parse_size(keep_free, "--keep-free"),
-    )
+    with named_by_options({"segment_s": "--segment-time", "part_s": "--part"}):
+        settings = HlsSettings(
+            folder=_resolved(out),
+            segment_s=parse_duration(segment_time, "--segment-time"),
+            listed=segments,
+            part_s=parse_duration(part, "--part"),
+            form=SegmentForm(form),
+            keep_free_bytes=parse_size(keep_free, "--keep-free"),
+        )
     duration_s = optional_duration(duration, "--duration")
     writers = [HlsWriter(*_named(url), settings) for url in addresses]
     playlists = [writer.playlist_path for writer in writers]
@@ -186,8 +187,9 @@ def _resolved(folder: Path) -> Path:
 
 
 def _made(folder: Path) -> None:
-    from flowctl.core.folders.folders import opened_folder
+    from flowctl.core.folders.folders import check_folder, opened_folder
 
+    check_folder(folder, "--out")
     try:
         with opened_folder(folder):
             pass

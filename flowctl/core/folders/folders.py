@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -101,6 +102,8 @@ def check_folder(folder: Path, field: str) -> None:
     try:
         there = next(part for part in (at, *at.parents) if part.exists())
         writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+        if writable and not os.statvfs(there).f_blocks:  # as in /proc, where root may write and nothing can be made
+            Path(tempfile.mkdtemp(dir=there)).rmdir()
     except OSError:  # what is in a folder that may not be looked into
         writable = False
     if not writable:

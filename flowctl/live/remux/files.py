@@ -113,12 +113,16 @@ class DiskRoom:
         least_bytes = self._keep_free_bytes
         if again:
             least_bytes += min(found.size_bytes // _ROOM_AGAIN_SHARE, _ROOM_AGAIN_BYTES)
-        if found.free_bytes < least_bytes:
-            what = f"{format_size(found.free_bytes)} are free, less than {format_size(least_bytes)}"
-            raise OSError(errno.ENOSPC, what)
         least_inodes = found.inodes * least_bytes // max(found.size_bytes, 1)
-        if found.free_inodes < least_inodes:
-            raise OSError(errno.ENOSPC, f"{found.free_inodes} inodes are free, less than {least_inodes}")
+        if not found.size_bytes and least_bytes:  # /proc and its like, and mounts that tell nothing
+            what = "its file system says that it has no room for files, and keep_free leaves some of it to others"
+        elif found.free_bytes < least_bytes:
+            what = f"{format_size(found.free_bytes)} are free, less than {format_size(least_bytes)}"
+        elif found.free_inodes < least_inodes:
+            what = f"{found.free_inodes} inodes are free, less than {least_inodes}"
+        else:
+            return
+        raise OSError(errno.ENOSPC, f"{self._folder}: {what}")
 
 
 def _usage(folder: Path) -> DiskUsage:

@@ -72,7 +72,7 @@ class Level:
         check_fields(self)
         if self.application and self.stream:
             raise ConfigError(f"a level is of an application or of streams, not of both: {self}")
-        if not fits_names(self.stream or f"{self.application}/"):
+        if not fits_names(self.stream or f"{self.application or '*'}/*"):
             raise ConfigError(f"{self} fits no stream", hint=NAMES_HINT)
         if not (self.application or self.stream or self.role):
             raise ConfigError("a level is of an application, of streams or of a role", hint="name one of them")

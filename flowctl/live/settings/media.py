@@ -16,6 +16,11 @@ from flowctl.wire.rtmp.url import NAMES_HINT, fits_names
 _MOST_PATTERNS: Final = 64
 _WILD: Final = frozenset("/*?[")
 _OFF: Final = "off"
+_OF_PATHS: Final = ("/", "./", "../", "~")
+_FOLDER_HINT: Final = (
+    "say which streams, as in live/*, with no / before it; the folder has a setting of its own, hls_folder or "
+    "record_folder (--hls-folder, --record-folder)"
+)
 
 
 class RecordFormat(enum.Enum):
@@ -47,7 +52,8 @@ def parse_patterns(text: str, source: str) -> StreamPatterns:
             hint = f"write app/stream, as in live/{pattern:.60}; * and ? stand for others: live/*; off: none"
             raise ConfigError(f"{source}: {short(pattern)} fits no stream", hint=hint)
         if not fits_names(pattern):
-            raise ConfigError(f"{source}: {short(pattern)} fits no stream", hint=NAMES_HINT)
+            hint = _FOLDER_HINT if pattern.startswith(_OF_PATHS) else NAMES_HINT
+            raise ConfigError(f"{source}: {short(pattern)} fits no stream", hint=hint)
     return StreamPatterns(patterns)
 
 

@@ -379,7 +379,7 @@ def _level_of(path: tuple[str, ...], source: str) -> tuple[SettingPlace, str]:
     if kind == "stream" and name and not set(name) & set("/*?["):
         hint = f'a stream is app/stream, as in [stream."live/{name:.60}"]; of all applications: [stream."*/{name:.60}"]'
         raise ConfigError(f"{source}: {short(name)} fits no stream", hint=hint)
-    if not fits_names(f"{name}/" if kind == "application" else name):
+    if not fits_names(f"{name or '*'}/*" if kind == "application" else name):
         raise ConfigError(f"{source}: {short(name)} fits no stream", hint=NAMES_HINT)
     found = SettingPlace(application=name, role=role) if kind == "application" else SettingPlace(stream=name, role=role)
     return found, ".".join(inner)
@@ -508,8 +508,11 @@ def validated(given: Mapping[str, Given], *, part: bool = False) -> LiveSettings
         if not isinstance(cause, ConfigError):
             cause = ConfigError(f"{source} is {short(given[name].value)}, allowed: {kind_of(name).word}")
         said = str(cause)
-        if said.startswith((f"{name} is ", f"{name}: ", f"{name}, ")):
-            said = source + said.removeprefix(name)
+        path = rule_of(name).path if name in LiveSettings.model_fields else None
+        field = (path or name).rpartition(".")[2]  # hls_part_s of hls_part
+        word = field if said.startswith(field) else name
+        if said.startswith((f"{word} is ", f"{word}: ", f"{word}, ")):
+            said = source + said.removeprefix(word)
         elif not said.startswith(source):
             said = f"{source}: {said}"
         raise ConfigError(said, hint=cause.hint or "flowctl serve --list-settings says what it takes") from error

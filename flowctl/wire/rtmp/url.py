@@ -57,7 +57,10 @@ ENCODED_CHARS: Final = 12
 
 _FORMATS: Final = frozenset({"flv", "f4v", "mp4", "mp3"})
 """Formats that clients put before a name (``mp4:talk``) and take from behind it (``clip.flv``)."""
-NAMES_HINT: Final = "write names decoded, with no mp4: or flv: before them and no .mp4 or .flv behind"
+NAMES_HINT: Final = (
+    "write app/stream as in live/*, with no / before it or behind; names are decoded, with no mp4: or flv: before them "
+    "and no .mp4 or .flv behind"
+)
 _ESCAPE: Final = re.compile(r"%[0-9A-Fa-f]{2}")
 
 URL_MAX_CHARS: Final = 8192
@@ -403,7 +406,8 @@ def fits_names(pattern: str) -> bool:
     """
     segments = pattern.split("/")
     segments[-1] = _without_suffix(segments[-1])
-    return not _ESCAPE.search(pattern) and "/".join(map(_without_prefix, segments)) == pattern
+    spelled = "/".join(_segments("/".join(map(_without_prefix, segments))))
+    return not _ESCAPE.search(pattern) and {".", ".."}.isdisjoint(segments) and spelled == pattern
 
 
 def url_of(path: str, host: str, port: int = 1935) -> RtmpUrl:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -78,6 +79,15 @@ def test_link_of_another_user_when_it_is_on_the_way_is_refused(tmp_path, monkeyp
         with pytest.raises(ConfigError, match="theirs is a link of another user") as caught:
             ask(tmp_path / "ours" / "records", "out")
         assert caught.value.hint
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="of Linux")
+def test_folder_when_its_file_system_holds_no_files_is_refused(tmp_path):
+    """Root may write to all of /proc, and no file can be made in it."""
+    with pytest.raises(ConfigError, match="record_folder /proc/recordings: nothing can be written there"):
+        check_folder(Path("/proc/recordings"), "record_folder")
+    check_folder(tmp_path / "recordings", "record_folder")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("make", [os.symlink, os.link])

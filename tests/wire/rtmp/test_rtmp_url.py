@@ -418,7 +418,10 @@ def test_canonical_when_it_is_done_again_changes_nothing(app, name, decoded):
     assert fits_names(url.path)
 
 
-@pytest.mark.parametrize("pattern", ["live/a%20b", "live/mp4:*", "*.flv", "mp4:live/*"])
+@pytest.mark.parametrize(
+    "pattern",
+    ["live/a%20b", "live/mp4:*", "*.flv", "mp4:live/*", "/live/*", "live/", "live//*", "./live/*", "live/../*"],
+)
 def test_pattern_when_no_name_is_spelled_so_fits_none(pattern):
     assert not fits_names(pattern)
     assert all(map(fits_names, ["*", "live/*", "live/50%", "live/?.old", "live.mp4/*"]))
