@@ -53,6 +53,8 @@ _MOST_WAITING_BYTES: Final = _MESSAGE_WINDOW * PAGE_BYTES
 """Messages of a member that wait to be read while a disk or workers are slow: a window of full pages."""
 _MESSAGE_BYTES: Final = 1024
 """Memory charged for a message that waits, however short it is."""
+_ONE_WAY_COUNT: Final = 4
+"""Looks, one each `COMPARE_S`, after which it is told that messages go one way: connections are made anew till then."""
 _REST_EVERY: Final = 64
 """Words between two rests: a millisecond of work beside a server."""
 _REST_S: Final = 0.004
@@ -68,6 +70,10 @@ class OtherMember:
     count: int | None = None  # words that it held then
     dropped: int = 0  # messages of it that could not be read, or came faster than they are
     gained_at: float = -inf  # when it last had words in a comparison that were not here
+    heard: bool = False  # since it was looked at last
+    taken: bool = False  # it has taken a message of ours since then
+    one_way_count: int = 0  # times in a row that it was found to be one of the two
+    fault: str | None = None  # what is wrong between it and this member
 
 
 class Gossip:
@@ -97,6 +103,10 @@ class Gossip:
             for name in self.others:
                 self._send(name, json.dumps({"words": page}))
 
+    def took(self, name: str) -> None:
+        """Note that another member has taken a message. Any thread."""
+        self.others[name].taken = True
+
     def compare_all(self) -> None:
         """Compare with all others, but for those that are catching us up: one comparison follows the other there."""
         for name, other in self.others.items():
@@ -125,7 +135,7 @@ class Gossip:
         except (ValueError, TypeError, OverflowError, LookupError, AttributeError, RecursionError, ConfigError):
             other.dropped += 1
             return
-        other.heard_at = self._clock()
+        other.heard_at, other.heard = self._clock(), True
         if sums:
             self._take_sums(sender, other, sums, count, more=more)
             return
@@ -164,6 +174,29 @@ class Gossip:
             part.append(number)
             lines += more
         return json.dumps({"words": lines, "answer": True} if answer else {"words": lines, "buckets": part})
+
+
+def look_at(name: str, other: OtherMember) -> None:
+    """Tell once of a member with which messages go one way alone.
+
+    Each goes to the address that its sender's file has for a member. So a copy of a member that listens elsewhere has
+    its say, hears nothing, and would not know why.
+    """
+    heard, taken, other.heard, other.taken = other.heard, other.taken, False, False
+    if heard and taken:
+        other.one_way_count, other.fault = 0, None
+    if heard == taken:  # it may be down, which is shown
+        return
+    other.one_way_count += 1
+    if other.one_way_count < _ONE_WAY_COUNT or other.fault:
+        return
+    other.fault = "not reached" if heard else "not heard"
+    if heard:
+        what, whose, its = "a member is heard and cannot be reached", "this file has for it", "it is"
+    else:
+        what, whose, its = "a member takes what this one says and is not heard", "its file has for this one", "this is"
+    hint = f"look at the address that {whose}; if {its} a copy of another server, give it a name, a key and an address"
+    _log.warning(what, member=name, hint=hint)
 
 
 def _read_words(lines: Sequence[str]) -> list[Word]:
@@ -244,9 +277,15 @@ class Member:
 
     def _compare(self, ended: threading.Event) -> None:
         while True:
-            self._soon(self._gossip.compare_all)
+            self._soon(self._look_and_compare)
             if ended.wait(COMPARE_S):
                 return
+
+    def _look_and_compare(self) -> None:
+        for name, other in self._gossip.others.items():
+            if not self._messenger.taken_over(other.connection):  # which is told already
+                look_at(name, other)
+        self._gossip.compare_all()
 
     def _received(self, messenger: Messenger, message: ReceivedMessage) -> None:
         del messenger
@@ -267,7 +306,12 @@ class Member:
     def _send(self, name: str, said: str) -> None:
         """Send a message; one that is lost is made good by the next comparison."""
         with suppress(BusyError, ClosedError):
-            self._messenger.send_message(self._gossip.others[name].connection, said, deadline=_PASSING_S)
+            self._messenger.send_message(
+                self._gossip.others[name].connection,
+                said,
+                deadline=_PASSING_S,
+                on_ack=lambda *_: self._gossip.took(name),
+            )
 
     def status(self) -> dict[str, Any]:
         """Return how the fleet stands. Any thread."""
@@ -288,6 +332,7 @@ class Member:
                     "words": other.count,
                     "dropped": other.dropped,
                     "duplicates": self._messenger.duplicate_count(0, name),
+                    "fault": other.fault,
                 }
                 for name, other in self._gossip.others.items()
             ],

@@ -11,6 +11,7 @@ from threading import Thread
 from types import SimpleNamespace
 
 import pytest
+import structlog
 from e2e_kit import wait_until
 
 from flowctl.core.server.bans import Ban
@@ -18,7 +19,7 @@ from flowctl.live.bans.book import BanBook
 from flowctl.live.bans.words import Stamp, Word
 from flowctl.live.fleet import member as member_module
 from flowctl.live.fleet.config import FleetConfig
-from flowctl.live.fleet.member import Member
+from flowctl.live.fleet.member import Member, OtherMember, look_at
 from flowctl.nodes.messenger.delivery import DeliverySettings
 from flowctl.nodes.messenger.message import Destination
 from flowctl.nodes.messenger.messenger import Messenger
@@ -92,6 +93,7 @@ def test_member_when_somebody_claims_to_be_another_does_not_hear_him(fleet, key)
         "words": None,
         "dropped": 0,
         "duplicates": 0,
+        "fault": None,
     }
 
 
@@ -109,6 +111,42 @@ def test_member_when_two_have_its_name_is_shown_at_both_ends(fleet):
     fleet.books["c"].ban([Ban(cidr=CIDR, expires=None)])  # the newer one's
     wait_until(lambda: fleet.banned("a") == fleet.banned("b") == [CIDR], "its ban at the others")
     assert not newer.status()["name_taken"]
+
+
+def test_member_when_it_is_a_copy_that_listens_elsewhere_learns_why_it_hears_nothing(fleet, monkeypatch):
+    """As a container or a virtual machine that was copied: the others have the address of the original."""
+    monkeypatch.setattr(member_module, "COMPARE_S", 0.25)
+    original = fleet.member("c", fleet.members["c"])
+    original.start()
+    wait_until(lambda: all(row["heard_s_ago"] is not None for row in original.status()["members"]), "it hears all")
+    copy = fleet.member("c", Destination("c", f"ipc://{fleet.folder}/elsewhere"))
+    with structlog.testing.capture_logs() as lines:
+        copy.start()
+        wait_until(lambda: [row["fault"] for row in copy.status()["members"]] == ["not heard"] * 2, "it is shown")
+        wait_until(lambda: fleet.row("a", "c")["duplicates"], "and at another one")
+    told = [line for line in lines if line["event"] == "a member takes what this one says and is not heard"]
+    assert sorted(line["member"] for line in told) == ["a", "b"]  # of each once
+    assert all("a copy of another server" in line["hint"] for line in told)
+    assert original.status()["name_taken"]
+
+
+@pytest.mark.parametrize("found", ["not heard", "not reached"])
+def test_member_when_messages_go_one_way_is_told_once_until_that_ends(found):
+    other = OtherMember()
+
+    def look(*, heard, taken):
+        other.heard, other.taken = heard, taken
+        with structlog.testing.capture_logs() as lines:
+            look_at("b", other)
+        return [line["member"] for line in lines], other.fault
+
+    one_way = {"heard": found == "not reached", "taken": found == "not heard"}
+    for _ in range(2):
+        assert [look(heard=False, taken=False) for _ in range(9)] == [([], None)] * 9  # it is down, which is shown
+        assert [look(**one_way) for _ in range(3)] == [([], None)] * 3  # connections may be about to be made anew
+        assert [look(**one_way) for _ in range(2)] == [(["b"], found), ([], found)]
+        assert look(heard=False, taken=False) == ([], found)
+        assert look(heard=True, taken=True) == ([], None)
 
 
 def test_member_when_it_takes_back_its_place_hears_and_is_heard(fleet):
