@@ -553,7 +553,7 @@ class MessengerOutbound:
 
     def meet(self, peer: MessengerPeer, incarnation: int) -> bool:
         """Note who has the peer's identity; False: another one has, and the sender of the present message is told."""
-        endpoint, line = peer.endpoint, PeerLine.of(peer.endpoint.socket.frame)
+        endpoint, line = peer.endpoint, PeerLine.of(peer.endpoint.socket.frame, peer.endpoint.address)
         if peer.holder.came(incarnation, line):
             return True
         if peer.holder.note_return(line):

@@ -190,7 +190,7 @@ class MessengerSocket:
                 return False
         except zmq.ZMQError:  # it had no handshake: it is in this process
             return False
-        line = PeerLine.of(frame) if self.announcement(b"") else None
+        line = PeerLine.of(frame, self.address) if self.announcement(b"") else None
         if line is not None:
             line.cut()
         return True

@@ -5,8 +5,9 @@ that had it stays open, is read no more, and is told nothing: its peer sends for
 when it ends at last. So the owner of the ROUTER ends a connection whose identity another one has taken, by its
 descriptor. Then its peer notices, connects again, and can be told.
 
-The number of a descriptor is used again; the connection that had it is known by its peer, and from then on by its
-inode.
+The number of a descriptor is used again; the connection that had it is known by its peer and by the place that it
+comes to, and from then on by its inode. Of two of one host that come to one place only the owner of the listener knows
+which has it, by the events of its socket.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import socket
 import struct
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Self
 
 import zmq
@@ -46,8 +48,11 @@ class PeerLine:
     address: str  #: of the peer; of a Unix socket its user, group and process, as ZeroMQ writes them
 
     @classmethod
-    def of(cls, frame: zmq.Frame | None) -> Self | None:
-        """Return the connection that a message came by. None: it came from within the process, or has ended since."""
+    def of(cls, frame: zmq.Frame | None, endpoint: str) -> Self | None:
+        """Return the connection that a message came by. None: it came from within the process, or has ended since.
+
+        `endpoint`: what its socket is bound or connected to.
+        """
         with suppress(zmq.ZMQError, OSError):
             if frame is not None:
                 descriptor = frame.get(zmq.SRCFD)
@@ -55,7 +60,7 @@ class PeerLine:
                     raise InternalError("a descriptor that is no number")
                 with _copy_of(descriptor) as line:
                     address = plain_address(str(frame.get("Peer-Address")))
-                    if not _is_of(line, address):
+                    if not (_is_of(line, address) and _is_at(line, endpoint)):
                         return None
                     if line.family != socket.AF_UNIX:
                         address = join_host_port(address, line.getpeername()[1])
@@ -91,6 +96,17 @@ def _is_of(line: socket.socket, address: str) -> bool:
     return address.endswith(f":{uid}:{gid}:{pid}")
 
 
+def _is_at(line: socket.socket, endpoint: str) -> bool:
+    """Return whether a connection is one of a socket that is bound or connected to `endpoint`.
+
+    Behind one address there may be a peer and a viewer.
+    """
+    ends = line.getsockname(), line.getpeername()
+    if line.family == socket.AF_UNIX:
+        return Path(endpoint).name in {Path(os.fsdecode(end).replace("\0", "@")).name for end in ends}
+    return endpoint.rpartition(":")[2] in {str(end[1]) for end in ends}
+
+
 @dataclass(slots=True, eq=False)
 class IdentityHolder:
     """Who has an identity at a listener: the life (a process, from its start to its end) that came last.
@@ -103,8 +119,14 @@ class IdentityHolder:
     _life: object = None  #: None, "" and 0: it has not said which
     _line: PeerLine | None = None
     _returned: PeerLine | None = None
+    _returned_key: object = None
     _ousted: dict[object, None] = field(default_factory=dict)
     _told_at: float = -_TOLD_EVERY_S
+
+    @property
+    def is_contested(self) -> bool:
+        """Whether a life was taken over, which may come again."""
+        return bool(self._ousted)
 
     def came(self, life: object, line: PeerLine | None) -> bool:
         """Note a connection under the identity. False: its life was taken over before."""
@@ -123,11 +145,12 @@ class IdentityHolder:
                 del self._ousted[next(iter(self._ousted))]
         self._life, self._line = life, line
 
-    def note_return(self, line: PeerLine | None) -> bool:
-        """Note a connection of a life that was taken over; False: it was noted before."""
-        if line is not None and line == self._returned:
+    def note_return(self, line: PeerLine | None, key: object = None) -> bool:
+        """Note a connection of a life that was taken over, by its key where it has one; False: it was noted before."""
+        key = line if key is None else key
+        if key is not None and key == self._returned_key:
             return False
-        self._returned = line
+        self._returned, self._returned_key = line, key
         self.count += 1
         self.bring_back()
         return True

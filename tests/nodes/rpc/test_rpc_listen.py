@@ -215,6 +215,23 @@ def test_nodes_when_two_have_one_key_the_last_goes_on_and_the_other_is_told(node
     assert "hint: give each its own keys" in error
 
 
+def test_node_when_another_one_of_its_key_came_and_went_is_told_all_the_same(node, raw, caplog):
+    """As a command of seconds that has the keys of a monitor: what that waited for is lost, and it is to know why."""
+    server, keys = node(), KeyPair.generate()
+    bound = server.listen_curve("tcp://127.0.0.1:*")
+    server.start()
+    older = node(keys=keys)
+    older.start()
+    older.connect_remote(bound.replace("tcp:", "curve:") + f"/{server.keys.public.hex()}", timeout_s=WAIT_S)
+    life = b"%s:another" % LIFE_PROPERTY.encode()
+    newer = raw(bound, keys, server.keys.public, key_route(keys.public), metadata=life)
+    assert ask(newer, b"HI") == [b"HELLO"]
+    newer.close(linger=0)
+    wait_until(lambda: older.statistics().duplicates == 1, "the older one is told")
+    (warning,) = (item.getMessage() for item in caplog.records if "two nodes come" in item.getMessage())
+    assert warning.count("127.0.0.1:") == 2
+
+
 def test_node_when_another_key_has_taken_its_routing_id_comes_back(node, raw):
     server, keys, thief = node(), KeyPair.generate(), KeyPair.generate()
     bound = server.listen_curve("tcp://127.0.0.1:*")
@@ -280,8 +297,12 @@ def test_events_when_nobody_reads_them_have_a_queue_without_a_limit(node):
     assert asked.result(WAIT_S) == [0]
 
 
-def test_peer_when_its_end_was_told_before_its_first_message_was_read_is_not_kept(node, raw):
-    """What it sent is heard, and nothing is kept that no event would ever take away."""
+@pytest.mark.parametrize("accepted", [False, True])
+def test_peer_when_its_end_was_told_before_its_first_message_was_read_is_not_kept(node, raw, accepted):
+    """What it sent is heard, and nothing is kept that no event would ever take away, or that is of another one.
+
+    The next one may have its descriptor by then, and come from the same host.
+    """
     server = node()
     heard = threading.Event()
 
@@ -297,6 +318,8 @@ def test_peer_when_its_end_was_told_before_its_first_message_was_read_is_not_kep
     descriptor = next(iter(listener.routes.values())).descriptor
     for _ in range(2):  # the first takes the peer away that was heard, as if it had not been
         listener._happened(zmq.EVENT_DISCONNECTED, descriptor)
+    if accepted:
+        listener._happened(zmq.EVENT_ACCEPTED, descriptor)
     dealer.send_multipart([b"any.note"])
     assert heard.wait(WAIT_S)
     assert (server.statistics().incoming, listener._by_descriptor) == (0, {})

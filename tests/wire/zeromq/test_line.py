@@ -55,7 +55,7 @@ def test_line_of_a_message_is_the_connection_that_it_came_by(tmp_path, address):
         ours.bind(address.format(tmp_path))
         theirs.connect(ours.getsockopt_string(zmq.LAST_ENDPOINT))
         theirs.send(b"hello")
-        found = PeerLine.of(ours.recv(copy=False))
+        found = PeerLine.of(ours.recv(copy=False), ours.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"))
         if found is None:
             assert address.startswith("inproc")
         elif address.startswith("ipc"):
@@ -63,25 +63,34 @@ def test_line_of_a_message_is_the_connection_that_it_came_by(tmp_path, address):
         else:
             with socket.socket(fileno=os.dup(found.descriptor)) as same:
                 assert found.address == "{}:{}".format(*same.getpeername())
-    assert PeerLine.of(None) is None
+    assert PeerLine.of(None, "") is None
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_line_of_a_message_whose_connection_has_ended_is_no_other_one_of_its_number(kind):
+def test_line_of_a_message_whose_connection_has_ended_is_no_other_one_of_its_number(kind, tmp_path):
     """By the time that a message is read, a viewer's may have the descriptor of its connection."""
     with contextlib.ExitStack() as stack:
         if kind == "unix":
-            ours, _ = map(stack.enter_context, socket.socketpair())
-            come = f"localhost:{os.getuid()}:{os.getgid()}:{os.getpid()}"
+            place = stack.enter_context(socket.socket(socket.AF_UNIX))
+            place.bind(f"{tmp_path}/place")
+            place.listen()
+            theirs = stack.enter_context(socket.socket(socket.AF_UNIX))
+            theirs.connect(place.getsockname())
+            come, at, elsewhere = (
+                f"localhost:{os.getuid()}:{os.getgid()}:{os.getpid()}",
+                f"ipc://{tmp_path}/place",
+                "ipc://x",
+            )
         else:
             place = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             stack.enter_context(socket.create_connection(place.getsockname()))
-            ours = stack.enter_context(place.accept()[0])
-            come = "127.0.0.1"
+            come, at, elsewhere = "127.0.0.1", f"tcp://127.0.0.1:{place.getsockname()[1]}", "tcp://127.0.0.1:1935"
+        ours = stack.enter_context(place.accept()[0])
         frame = {zmq.SRCFD: ours.fileno(), "Peer-Address": "192.0.2.1"}
-        assert PeerLine.of(frame) is None
-        assert PeerLine.of(frame | {"Peer-Address": "localhost:0:0:1"}) is None
-        assert PeerLine.of(frame | {"Peer-Address": come}) is not None
+        assert PeerLine.of(frame, at) is None
+        assert PeerLine.of(frame | {"Peer-Address": "localhost:0:0:1"}, at) is None
+        assert PeerLine.of(frame | {"Peer-Address": come}, elsewhere) is None  # a viewer behind the peer's address
+        assert PeerLine.of(frame | {"Peer-Address": come}, at) is not None
 
 
 def test_identity_when_a_life_that_was_taken_over_comes_again_stays_with_the_newest(holder):

@@ -7,9 +7,8 @@ its access level, and a number that no other connection of the node has.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Final, TypeAlias
 
 from flowctl.core.outcomes.bucket import TokenBucket
@@ -77,8 +76,8 @@ class RpcAdmission:
     _service_nodes: ServiceNodes
     _clock: Callable[[], float]
     too_many_count: int = 0  #: connections put off since their address opened too many
+    admitted_count: int = 0  #: connections let in; the number of the last one
     _doors: dict[int, _ListenerDoor] = field(default_factory=dict)
-    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
     _rates: AddressRates = field(default_factory=lambda: AddressRates(NEW_PER_ADDRESS_AND_S, BURST_PER_ADDRESS))
 
     def open(self, listener: int, *, curve: bool, allow: AuthLevel | Allow) -> None:
@@ -103,7 +102,8 @@ class RpcAdmission:
         level = _checked(door.allow(request.address, request.pubkey, request.pubkey in self._service_nodes))
         if level is None:
             return ZapRefusal.DENIED
-        return {AUTH_PROPERTY: level.name.lower(), CONNECTION_PROPERTY: str(next(self._numbers))}
+        self.admitted_count += 1
+        return {AUTH_PROPERTY: level.name.lower(), CONNECTION_PROPERTY: str(self.admitted_count)}
 
     def decide_inproc(self, listener: int) -> AuthLevel | None:
         """Return the level of a peer of this process, about which ZeroMQ does not ask. None: it is refused."""

@@ -14,9 +14,11 @@ forgotten when something is sent to them in vain.
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
+from math import inf
 from typing import Any, Final
 
 import zmq
@@ -39,6 +41,9 @@ LIFE_PROPERTY: Final = "X-Flowctl-Life"
 _MOST_LIFE_CHARS: Final = 64
 """Longest that is heeded: several are remembered for each routing id, and a property may be as long as a message."""
 DUPLICATE_HINT: Final = "give each its own keys, or connect with ephemeral_routing_id; the one that came last goes on"
+
+_MOST_CONTESTED: Final = 1024
+"""Routing ids that are remembered since one node took them from another."""
 
 _log: Final = logging.getLogger("flowctl.rpc")
 _SOURCE: Final = int(zmq.SRCFD)
@@ -73,11 +78,17 @@ class RpcListener:
     _peers: dict[str | bytes, RpcPeer] = field(default_factory=dict)  #: by number of the connection, or by route
     _of_key: dict[bytes, dict[RpcPeer, None]] = field(default_factory=dict)  #: all of each key, oldest first
     _by_descriptor: dict[int, RpcPeer] = field(default_factory=dict)
-    _ended: set[int] = field(default_factory=set)  #: descriptors whose end was told, but not their first message
+    #: By descriptor: the last connection that can not have it, since it was let in before that was accepted. Infinite:
+    #: its connection has ended.
+    _not_of: dict[int, float] = field(default_factory=dict)
+    #: Who has a routing id that was taken over: also while nobody has it, since one that was ousted comes again.
+    _contested: OrderedDict[bytes, IdentityHolder] = field(default_factory=OrderedDict)
+    admitted_count: Callable[[], int] = field(kw_only=True)  #: the number of the newest connection
 
     def __post_init__(self, raw: zmq.Socket[bytes]) -> None:
         #: Bound within the process, where no end of a connection is told: BYE says it.
         self.is_inproc = self._admit_inproc is not None
+        self._address = raw.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self.socket = ZmqSocket(self._group, raw, self._message)
         events = zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED
         self._monitor = SocketMonitor(self._group, raw, self._happened, events)
@@ -106,6 +117,10 @@ class RpcListener:
         elif self.by_pubkey[peer.identity.pubkey] is peer:
             self.by_pubkey[peer.identity.pubkey] = next(reversed(of_key))
 
+    def note_accepted(self) -> None:
+        """Note which descriptors have been accepted, before a further connection gets its number."""
+        self._monitor.read_all()
+
     def close(self, linger_s: float) -> None:
         self._monitor.close()
         self.socket.close(linger_s)
@@ -126,12 +141,15 @@ class RpcListener:
 
     def _accept(self, key: str | bytes, route: bytes, frame: zmq.Frame) -> RpcPeer | None:
         """Return the peer of a new connection; None: its messages are ignored."""
-        self._monitor.read_all()  # what had this descriptor before is gone now
         before = self.routes.get(route)
-        holder = IdentityHolder() if before is None else before.holder
+        holder = (self._contested.get(route) or IdentityHolder()) if before is None else before.holder
         identity = self._identify(frame)
         is_thief = identity is not None and is_claimed(route, identity.pubkey)  # it has proven another key
-        if not is_thief and not self._meet(holder, route, frame):
+        line = PeerLine.of(frame, self._address)
+        self._monitor.read_all()  # what had this descriptor before is gone now
+        if line is not None and not self._has(line.descriptor, key):
+            line = None
+        if not is_thief and not self._meet(holder, route, frame, line, key):
             return None
         if before is not None:
             self._gone(before)
@@ -158,35 +176,44 @@ class RpcListener:
             self._of_key.setdefault(identity.pubkey, {})[peer] = None
         return peer
 
-    def _meet(self, holder: IdentityHolder, route: bytes, frame: zmq.Frame) -> bool:
+    def _meet(
+        self, holder: IdentityHolder, route: bytes, frame: zmq.Frame, line: PeerLine | None, key: str | bytes
+    ) -> bool:
         """Note who has a routing id; False: another node has, and the one that comes again is told to leave."""
-        life, line = _noted(frame, LIFE_PROPERTY), PeerLine.of(frame)
+        life = _noted(frame, LIFE_PROPERTY)
         life = life if len(life) <= _MOST_LIFE_CHARS else ""
         if life and line is not None and route.startswith(b"\0"):  # its route was taken before it was heard
             line.cut()  # so that it comes again, and is told
         if holder.came(life, line):
+            if holder.is_contested:
+                self._contested[route] = holder
+                self._contested.move_to_end(route)
+                if len(self._contested) > _MOST_CONTESTED:
+                    self._contested.popitem(last=False)
             return True
-        if holder.note_return(line):
+        if holder.note_return(line, key):
             if told := self.duplicates.note(holder, self._group.now()):
-                key = _noted(frame, "User-Id") or route.hex()
-                _log.warning("two nodes come with the key %s: %s; hint: %s", key, told, DUPLICATE_HINT)
+                pubkey = _noted(frame, "User-Id") or route.hex()
+                _log.warning("two nodes come with the key %s: %s; hint: %s", pubkey, told, DUPLICATE_HINT)
             with suppress(zmq.ZMQError):
                 self.socket.send([route, BYE, TAKEN_OVER])
         return False
 
     def _claim(self, descriptor: int, peer: RpcPeer) -> bool:
-        """Return whether a connection that is heard for the first time still has its descriptor.
-
-        Its end may have been told before its first message was read; and another may have the descriptor since.
-        """
-        if descriptor in self._ended:
+        """Return whether a connection that is heard for the first time still has its descriptor."""
+        if not self._has(descriptor, peer.key):
             return False
         other = self._by_descriptor.get(descriptor)
         if other is not None:
-            if int(other.key) > int(peer.key):  # connections are numbered in their order
-                return False
             self._gone(other)
         return True
+
+    def _has(self, descriptor: int, key: str | bytes) -> bool:
+        """Return whether a descriptor is still of the connection of that number, as far as events have been read.
+
+        Its end may have been told before its first message was read; and another may have the descriptor since.
+        """
+        return int(key) > self._not_of.get(descriptor, 0)
 
     def _identify(self, frame: zmq.Frame) -> PeerIdentity | None:
         if self._admit_inproc is None:
@@ -196,12 +223,11 @@ class RpcListener:
 
     def _happened(self, event: int, descriptor: int) -> None:
         if event == zmq.EVENT_ACCEPTED:  # a handshake that succeeded would not tell which descriptor
-            self._ended.discard(descriptor)  # it is another connection's from now on
+            self._not_of[descriptor] = self.admitted_count()
             return
+        self._not_of[descriptor] = inf
         peer = self._by_descriptor.pop(descriptor, None)
-        if peer is None:
-            self._ended.add(descriptor)
-        else:
+        if peer is not None:
             self._gone(peer)
 
 

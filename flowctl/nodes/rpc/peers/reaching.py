@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +39,7 @@ from flowctl.wire.zeromq.curve import KeyPair, dial_curve, serve_curve
 from flowctl.wire.zeromq.endpoint import check_port
 from flowctl.wire.zeromq.line import METADATA_OPTION
 from flowctl.wire.zeromq.socket import new_context, notice_dead_peers, shared_context
-from flowctl.wire.zeromq.zap import ZapHandler, bind_zap, zap_domain
+from flowctl.wire.zeromq.zap import ZapHandler, ZapRefusal, ZapRequest, bind_zap, zap_domain
 
 _log: Final = logging.getLogger("flowctl.rpc")
 
@@ -165,7 +165,7 @@ class Reaching:
     # --- life ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._zap_handler = ZapHandler(self._calls.group, self._zap, self.admission.decide)
+        self._zap_handler = ZapHandler(self._calls.group, self._zap, self._decide)
         for bound in self._bound:
             self._open(*bound)
         self._bound.clear()
@@ -391,7 +391,16 @@ class Reaching:
             raw.close(0)
             return
         inproc = partial(self.admission.decide_inproc, number) if _is_inproc(address) else None
-        self.listeners[number] = RpcListener(self._calls.group, raw, number, inproc, self._received, self._lost)
+        self.listeners[number] = RpcListener(
+            *(self._calls.group, raw, number, inproc, self._received, self._lost),
+            admitted_count=lambda: self.admission.admitted_count,
+        )
+
+    def _decide(self, request: ZapRequest) -> Mapping[str, str] | ZapRefusal:
+        listener = self.listeners.get(request.listener)
+        if listener is not None:
+            listener.note_accepted()
+        return self.admission.decide(request)
 
     def _dial(
         self,
