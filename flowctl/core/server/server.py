@@ -659,7 +659,7 @@ class Server:
         try:
             self._enter(group, peer, listener.cost)
         except LimitExceededError as refusal:
-            listener.turned_away.turn_away(group, sock, banned=refusal.limit == BANNED)
+            listener.turned_away.turn_away(group, sock, peer[0], banned=refusal.limit == BANNED)
             return
         try:
             if listener.tls is not None:

@@ -15,7 +15,6 @@ import structlog
 from certificate_kit import Pair
 from connection_kit import WAIT_S, Noting, wait_until
 
-from flowctl.core.outcomes.bucket import TokenBucket
 from flowctl.core.server import turning
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.core.server.bans import Ban, BanList
@@ -256,14 +255,42 @@ def test_refused_when_it_says_nothing_is_reset_soon(full, monkeypatch):
         sock.recv(100)
 
 
-def test_refused_when_many_are_told_already_are_reset(full, monkeypatch):
-    monkeypatch.setattr(turning, "MOST_TOLD", 2)
+@pytest.mark.parametrize("own", [3, 8])
+def test_refused_when_one_address_has_its_part_of_the_places_leaves_the_others(full, monkeypatch, own):
+    """Or where it has none left to it: the oldest one of the address that has most is reset, and no other."""
+    monkeypatch.setattr(turning, "_ASKS_WITHIN_S", 60.0)
+    monkeypatch.setattr(turning, "MOST_TOLD", 8 if own == 8 else 4)
+    if own == 3:  # addresses by the dozen, none of which has more than a part
+        monkeypatch.setattr(turning, "_SHARES", 1)
+
+    def come(host):
+        sock = stack.enter_context(socket.create_connection(full.address, 20, source_address=(host, 0)))
+        wait_until(lambda: sock.getsockname() in {item.getpeername() for item in away._there}, f"{host} is there")
+        return sock
+
+    away = full.listeners[0].turned_away
     with contextlib.ExitStack() as stack:
-        waiting = [stack.enter_context(connect(full.address)) for _ in range(2)]
-        wait_until(lambda: len(full.listeners[0].turned_away) == 2, "both")
-        assert is_reset(full.address)
-        waiting[0].sendall(b"?")
-        assert waiting[0].recv(100) == b"too many"
+        honest = come("127.0.0.2")
+        many = [come("127.0.0.3") for _ in range(own)]
+        late = come("127.0.0.4")
+        kept = 2  # a quarter of eight places, or what is left of four beside the two others
+        assert len(away) == 2 + kept
+        for sock in (honest, late, *many[-kept:]):
+            sock.sendall(b"?")
+            assert sock.recv(100) == b"too many"
+        for sock in many[:-kept]:
+            with pytest.raises(ConnectionResetError):
+                sock.recv(100)
+
+
+def test_rate_when_one_address_takes_its_part_leaves_the_others():
+    rate = turning.SharedRate(8.0, 4.0)
+    assert [rate.take("a", 1.0) for _ in range(4)] == [True, False, False, False]
+    assert [rate.take("b", 1.0), rate.take("c", 1.0), rate.take("d", 1.0), rate.take("e", 1.0)] == [True] * 3 + [False]
+    assert [rate.take("a", 1.5), rate.take("a", 1.5)] == [True, False]
+    for number in range(turning._MOST_ADDRESSES * 2):
+        rate.take(str(number), 2.0)
+    assert len(rate._of) == turning._MOST_ADDRESSES
 
 
 def test_refused_when_the_server_stops_meanwhile_are_closed(full):
@@ -275,13 +302,12 @@ def test_refused_when_the_server_stops_meanwhile_are_closed(full):
         assert len(full.listeners[0].turned_away) == 0
 
 
-def test_banned_when_they_come_again_and_again_are_told_a_few_times(full):
+def test_banned_when_one_comes_again_and_again_is_told_once(full):
     full.set_bans(BanList([Ban(cidr="127.0.0.1", expires=None)]))
-    for _ in range(turning.BANNED_AT_ONCE):
-        with connect(full.address) as sock:
-            sock.sendall(b"GET / HTTP/1.1\r\n")
-            assert sock.recv(100) == b"banned"
-    assert is_reset(full.address)
+    with connect(full.address) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n")
+        assert sock.recv(100) == b"banned"
+    assert is_reset(full.address)  # and leaves words to others
 
 
 @pytest.fixture
@@ -316,7 +342,7 @@ def test_refused_when_it_speaks_tls_is_told_within_it_and_reads_all_of_it(secure
 def test_refused_when_they_make_us_shake_hands_too_often_are_reset(secured):
     """Whether they shake hands or not: what others would have done is not known before."""
     server, address, trust = secured
-    server.listeners[1].turned_away._handshakes = TokenBucket(2.0, float("inf"))
+    server.listeners[1].turned_away._handshakes = turning.SharedRate(0.0, 2.0 * turning._SHARES)
     for _ in range(2):
         with trust.wrap_socket(connect(address), server_hostname="localhost") as sock:
             sock.sendall(b"GET")
