@@ -1,10 +1,11 @@
 """What streams that are written share, places, memory and time; and which of them gives way when there is too little.
 
-Places. The number of recordings and playlists is limited. While there are free places, the first to come has one.
-Then a stream of an address that has fewer than the address that has most takes the newest place of that one. An
-address is an IPv4 address or a /64 of IPv6, and its network (/24, /48) may have `NETWORK_TIMES` as many, as with
-penalties. So many addresses of one network, or an address that publishes as much as it may, keep no other one from
-being written, and a studio that is alone has all places.
+Places. The number of recordings and playlists is limited. While there are free places, the first to come has one. Then
+a stream of an address that has fewer than the address that has most takes the newest place of that one; of several that
+have most, of any. An address is an IPv4 address or a /64 of IPv6, and its network (/24, /48) may have `NETWORK_TIMES`
+as many, as with penalties; within a network the address that has most gives way first. So many addresses of one
+network, or an address that publishes as much as it may, keep no other one from being written, and a studio that is
+alone has all places.
 
 Memory. A stream holds the messages that wait for the disk, or for the end of what they become, and what was made
 of them. What is written of one stream in two ways holds the same messages: they count once. Limits of one stream bound
@@ -26,9 +27,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from math import exp
+from random import Random
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from flowctl.errors import LimitExceededError
@@ -132,10 +135,11 @@ def use_few_heaps() -> None:
 class Places(Generic[_Key]):
     """The places of one process. Not locked: its owner has one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, rng: Random | None = None) -> None:
+        self._rng: Final = rng or Random()
         self._units: dict[_Key, tuple[str, ...]] = {}  # address and network of each, in the order in which they came
         self._counts: Counter[str] = Counter()
-        self._heaviest: tuple[_Key, float] | None = None  # who gives way next, and its weight. None: not known
+        self._heaviest: _Key | None = None  # who gives way next. None: not known
 
     def __len__(self) -> int:
         return len(self._units)
@@ -152,10 +156,10 @@ class Places(Generic[_Key]):
         victim = None
         if key not in self._units and len(self._units) >= most:
             if self._heaviest is None:
-                found = max(reversed(self._units), key=lambda item: self._weight(self._units[item]))
-                self._heaviest = found, self._weight(self._units[found])
-            victim, weight = self._heaviest
-            if weight <= self._weight(units, 1):
+                self._heaviest = self._choose()
+            victim = self._heaviest
+            gone = self._units[victim]
+            if self._weight(gone) <= self._weight(units, [unit not in gone for unit in units]):  # in its place
                 why = f"{most} recordings and playlists are written, and no address has more of them than this one"
                 raise LimitExceededError("written_streams", len(self._units) + 1, most, why)
             self.free(victim)
@@ -165,6 +169,12 @@ class Places(Generic[_Key]):
         self._heaviest = None
         return victim
 
+    def _choose(self) -> _Key:
+        """Return the newest stream of an address that has most; of several such any: first come, all would stay."""
+        most = max(map(self._weight, set(self._units.values())))
+        newest = {units: key for key, units in self._units.items() if self._weight(units) == most}
+        return self._rng.choice(list(newest.values()))
+
     def free(self, key: _Key) -> None:
         """Give a place back. Harmless for what has none."""
         units = self._units.pop(key, None)
@@ -172,9 +182,9 @@ class Places(Generic[_Key]):
             self._counts = self._counts - Counter(units)
             self._heaviest = None
 
-    def _weight(self, units: tuple[str, ...], more: int = 0) -> float:
-        own, *wide = (self._counts[unit] + more for unit in units)
-        return max(own, *(count / NETWORK_TIMES for count in wide)) if wide else own
+    def _weight(self, units: tuple[str, ...], more: Iterable[int] = repeat(0)) -> tuple[float, float]:
+        own, *wide = (self._counts[unit] + one for unit, one in zip(units, more, strict=False))
+        return max(own, *(count / NETWORK_TIMES for count in wide)) if wide else own, own
 
 
 @dataclass(slots=True)

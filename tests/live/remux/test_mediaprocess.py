@@ -122,7 +122,8 @@ def test_process_when_addresses_have_all_places_gives_one_to_an_address_that_has
     server.say("live/show", record_format="flv", address="192.0.2.1")
     wait_until(lambda: ("live/show", "record") in server.rows(), "it has a place")
     unwritten = server.figures()["unwritten"]
-    assert unwritten.keys() == {"live/5", "live/6", "live/7"}  # the newest of those who have most
+    (gave_way,) = unwritten.keys() - {"live/6", "live/7"}
+    assert gave_way in {"live/4", "live/5"}  # the newest of one of those who have most
     assert all("address" in why["record"] for why in unwritten.values())
     for number in range(4):
         server.say(f"live/{number}")

@@ -33,7 +33,7 @@ def test_places_when_none_is_left_go_from_who_has_most_to_who_has_fewer_and_neve
     for address in ("192.0.2.1", "198.51.100.1", "203.0.113.1"):  # all have two
         with pytest.raises(LimitExceededError):
             places.take("z", address, 6)
-    assert places.take("z", "100.64.0.1", 6) == "y"  # of several that have most, the newest
+    assert places.take("z", "100.64.0.1", 6) in {"b", "f", "y"}  # the newest of any that has most
 
 
 def test_places_when_a_network_has_many_addresses_are_shared_with_it():
@@ -41,9 +41,32 @@ def test_places_when_a_network_has_many_addresses_are_shared_with_it():
     places = Places()
     for number in range(40):
         places.take(number, f"2001:db8:1:{number:x}::1", 40)
-    assert places.take("x", "192.0.2.1", 40) == 39
-    assert places.take("y", "192.0.2.1", 40) == 38
+    assert places.take("x", "192.0.2.1", 40) in range(40)
+    assert places.take("y", "192.0.2.1", 40) in range(40)
     assert len(places) == 40
+
+
+def test_places_when_an_abuser_is_a_neighbour_go_from_him_first():
+    """His addresses have two each, one behind the other; a neighbour of theirs is the newest, and has one."""
+    places = Places()
+    for number in range(20):
+        taken(places, [(number, "a"), (number, "b")], f"192.0.2.{number}", 40)
+    for name in ("neighbour", "another"):  # of the same network: they get what he has too much of
+        assert places.take(name, f"192.0.2.2{len(name)}", 40)[1] == "b"
+    assert all(places.take(number, "203.0.113.1", 40)[1] == "b" for number in range(4))
+    with pytest.raises(LimitExceededError):  # it would have as many as any other address of its network
+        places.take("more", "192.0.2.29", 40)
+
+
+def test_places_when_all_of_a_network_have_one_do_not_always_go_from_the_newest():
+    def loses():
+        places = Places(draw)
+        for number in range(20):
+            places.take(number, f"192.0.2.{number}", 20)
+        return places.take("x", "203.0.113.1", 20)
+
+    draw = random.Random(7)
+    assert len({loses() for _ in range(60)}) > 10
 
 
 def test_places_when_a_stream_comes_from_another_server_are_its_own():
