@@ -25,6 +25,7 @@ from flowctl.core.server.admission import open_files
 from flowctl.core.server.bans import Ban, BanAction, BanList, utc_text
 from flowctl.core.server.certificate import Certificate
 from flowctl.core.server.handover import Heir, Loan
+from flowctl.core.server.heap import TRIM_S, trim_heap
 from flowctl.core.server.listener import shown
 from flowctl.core.server.program import ServeOptions
 from flowctl.core.server.server import Server
@@ -142,6 +143,7 @@ class LiveServer(Server):
     """
 
     _heir: Heir | None = None  # the server that takes its place; told when this one ends
+    _trim_at = 0.0  # when its heap is trimmed next; the thread of the files
 
     def __init__(
         self,
@@ -417,7 +419,10 @@ class LiveServer(Server):
         return sum(self._end_if_banned(item, new=True) for item in self.connections() if ban.covers(item.peer[0]))
 
     def _look_beside(self) -> None:
-        """Look at what else may have changed: bans that others keep, sets of keys, and the certificate."""
+        """Look at what else may have changed: bans that others keep, sets of keys, the certificate, and the heap."""
+        if self.clock() >= self._trim_at:  # at times, since nobody knows how much of it is free
+            self._trim_at = self.clock() + TRIM_S
+            trim_heap()
         self.hub.gate.fetch_due()
         if self.book.follow_clock():  # the list in force has bans that have ended, and knows one clock
             self.set_bans(self.book.in_force())

@@ -12,6 +12,7 @@ import structlog
 from hook_kit import HookServer, answer_of, http
 from live_kit import World, config
 
+from flowctl.core.server.heap import TRIM_S
 from flowctl.live import gate as module
 from flowctl.live.access.keys import KeyFile, StoredKey, hash_key
 from flowctl.live.access.request import LiveRequest, Refusal, Why
@@ -179,6 +180,22 @@ def test_server_that_others_can_reach_says_what_is_open_to_everybody(rtmp, http,
     finally:
         server.close_listeners()
     assert [line.get("may", line["event"]) for line in lines] == ([] if said is None else [said])
+
+
+def test_server_when_time_has_passed_gives_back_what_its_heap_has_free(monkeypatch):
+    """Also where it has nothing else to look at: a crowd that has gone leaves hundreds of MiB there."""
+    trims = []
+    monkeypatch.setattr("flowctl.live.server.trim_heap", lambda: trims.append(now[0]))
+    now = [0.0]
+    server = LiveServer(LiveConfig())
+    try:
+        server.clock = lambda: now[0]
+        for second in range(int(3 * TRIM_S)):
+            now[0] = float(second)
+            server._look_beside()
+    finally:
+        server.close_listeners()
+    assert trims == [0.0, TRIM_S, 2 * TRIM_S]
 
 
 class Ours(LiveHooks):

@@ -30,6 +30,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
 import structlog
 
 from flowctl import log
+from flowctl.core.server.heap import use_few_heaps
 from flowctl.errors import ClosedError, FlowctlError, LocalProtocolError
 from flowctl.live.cluster.follow import FollowState, Source, StreamFollower
 from flowctl.live.cluster.media.order import MediaProcessConfig, StreamOrder
@@ -40,7 +41,7 @@ from flowctl.live.remux.intake import BACKOFF, HOLD_S, MESSAGE_BYTES
 from flowctl.live.remux.playlist import AWAY_S
 from flowctl.live.remux.recorder import RecordSettings, StreamRecorder
 from flowctl.live.remux.retention import RECORDING, TEMPLATE, remove_ended, remove_old
-from flowctl.live.remux.shares import Places, StreamMemory, WorkTime, use_few_heaps
+from flowctl.live.remux.shares import Places, StreamMemory, WorkTime
 from flowctl.live.remux.writer import RecorderState, StreamWriter
 from flowctl.live.settings.media import RecordFormat
 from flowctl.pollgroup import PollGroup

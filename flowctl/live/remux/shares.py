@@ -24,8 +24,6 @@ What is freed lies in between what is not, in the heap of the C library, and is 
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -34,6 +32,7 @@ from math import exp
 from random import Random
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
+from flowctl.core.server.heap import trim_heap
 from flowctl.errors import LimitExceededError
 from flowctl.live.judging.penalties import NETWORK_TIMES, networks_of
 from flowctl.units import format_size
@@ -52,9 +51,6 @@ _REST_S: Final = 10.0
 """Least time for which a stream that gave way is not begun again, as one that was cut for its memory."""
 _FORGOTTEN_S: Final = 300.0
 """Time for which an address is held to what its streams took, so that another name is no way around it."""
-_M_ARENA_MAX: Final = -8
-_ARENAS: Final = 4
-"""Heaps of the C library: it makes one for each thread, up to eight per core, and each keeps what it had once."""
 
 
 class Holder(Protocol):
@@ -122,14 +118,7 @@ class StreamMemory:
         total = sum(holder.held_bytes for holder in self.holders)
         if self.due or self._most_bytes - total >= _GIVE_BACK_BYTES:
             self._most_bytes, self.due = total, False
-            with contextlib.suppress(AttributeError):  # there is no such function but in glibc
-                ctypes.CDLL(None).malloc_trim(0)
-
-
-def use_few_heaps() -> None:
-    """Have all threads share few heaps; for a process that begins, and has many."""
-    with contextlib.suppress(AttributeError):  # as above
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
+            trim_heap()
 
 
 class Places(Generic[_Key]):

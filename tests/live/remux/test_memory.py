@@ -8,7 +8,8 @@ import pytest
 from live_kit import AVC_HEADER, key
 from remux_kit import Bench, source, tags_of
 
-from flowctl.live.remux import mediaprocess, shares
+from flowctl.core.server import heap
+from flowctl.live.remux import mediaprocess
 from flowctl.live.remux.intake import MESSAGE_BYTES, Intake, MessagesLost, MessageTaken, PublicationBegan, QueueCut
 from flowctl.live.remux.shares import StreamMemory
 from flowctl.live.remux.writer import RecorderState
@@ -75,7 +76,7 @@ def test_memory_when_streams_grow_is_never_exceeded_by_more_than_a_step_and_a_me
 
 def test_memory_when_much_was_let_go_is_given_back_once(monkeypatch):
     calls = []
-    monkeypatch.setattr(shares.ctypes, "CDLL", lambda _: SimpleNamespace(malloc_trim=calls.append))
+    monkeypatch.setattr(heap.ctypes, "CDLL", lambda _: SimpleNamespace(malloc_trim=calls.append))
     stream = Held("live/a", 100 << 20)
     held = memory_of(stream, limit_bytes=1 << 30)
     held.look()
@@ -89,18 +90,6 @@ def test_memory_when_much_was_let_go_is_given_back_once(monkeypatch):
     for _ in range(3):
         held.give_back()
     assert calls == [0, 0]
-
-
-def test_memory_when_the_c_library_knows_no_such_function_is_left_as_it_is(monkeypatch):
-    monkeypatch.setattr(shares.ctypes, "CDLL", lambda _: SimpleNamespace())
-    stream = Held("live/a", 100 << 20)
-    held = memory_of(stream, limit_bytes=1 << 30)
-    held.look()
-    stream.held_bytes = 0
-    held.give_back()
-    shares.use_few_heaps()
-    held.look()
-    assert stream.accepts
 
 
 def test_intake_when_cut_lets_go_of_messages_and_keeps_words_and_the_last_headers():
