@@ -32,6 +32,23 @@ _HEAD_S: Final = KEY_INTERVAL_S
 _STOP_S: Final = 5.0
 
 
+def publish_set(group: PollGroup, url: str) -> None:
+    """Publish the set at `url` from the thread of `group`, until that stops."""
+    begin = time.monotonic() + _BEGIN_S
+    for suffix, (bit_rate, width, height) in RENDITIONS.items():
+        source = SyntheticSource(
+            video_bit_rate=bit_rate - _AUDIO_BIT_RATE,
+            audio_bit_rate=_AUDIO_BIT_RATE,
+            fps=FPS,
+            key_interval_s=KEY_INTERVAL_S,
+            key_frame_ratio=_KEY_FRAME_RATIO,
+            width=width,
+            height=height,
+        )
+        publisher = RtmpPublisher(parse_address(url + suffix), source, begins=lambda now: max(now, begin))
+        start_client(group, publisher)
+
+
 class SetRun:
     """Publishes the set at `url`, and plays it for as long as the plan says; a context."""
 
@@ -44,19 +61,7 @@ class SetRun:
 
     def __enter__(self) -> Self:
         self._group.start()
-        begin = time.monotonic() + _BEGIN_S
-        for suffix, (bit_rate, width, height) in RENDITIONS.items():
-            source = SyntheticSource(
-                video_bit_rate=bit_rate - _AUDIO_BIT_RATE,
-                audio_bit_rate=_AUDIO_BIT_RATE,
-                fps=FPS,
-                key_interval_s=KEY_INTERVAL_S,
-                key_frame_ratio=_KEY_FRAME_RATIO,
-                width=width,
-                height=height,
-            )
-            publisher = RtmpPublisher(parse_address(self._url + suffix), source, begins=lambda now: max(now, begin))
-            start_client(self._group, publisher)
+        publish_set(self._group, self._url)
         self._thread.start()
         return self
 

@@ -19,7 +19,7 @@ from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.demo.line import ProxyLine
 from flowctl.demo.plan import BIT_RATE, RENDITIONS, SET_SHARE, SLOW_SHARES, DemoPlan
-from flowctl.demo.renditions import SetRun
+from flowctl.demo.renditions import SetRun, publish_set
 from flowctl.demo.report import FLOOD_LIMIT, ShowReport, make_report
 from flowctl.demo.runner import (
     DISPOSABLE_EVERY,
@@ -206,13 +206,13 @@ def run_demo(
             ),
         )
         if stays:
-            _stay(_url(server), until or threading.Event())
+            _stay(server, until or threading.Event())
     return passed
 
 
-def _stay(url: str, until: threading.Event) -> None:
-    """Publish to `url` and play it, with healthy and slow viewers, until the event or Ctrl-C."""
-    address = parse_address(url)
+def _stay(server: LiveServer, until: threading.Event) -> None:
+    """Publish what the dashboard shows and play the stream, healthy and slow viewers, until the event or Ctrl-C."""
+    address = parse_address(_url(server))
     profiles = [HEALTHY] * _STAYING + [PlayProfile(rate=int(BIT_RATE * share)) for share in SLOW_SHARES]
     group = PollGroup("demo-stay")
     group.start()
@@ -221,6 +221,7 @@ def _stay(url: str, until: threading.Event) -> None:
             video_bit_rate=BIT_RATE, fps=FPS, key_interval_s=KEY_INTERVAL_S, disposable_every=DISPOSABLE_EVERY
         )
         start_client(group, RtmpPublisher(address, source))
+        publish_set(group, _url(server, _SET))
         for profile in profiles:
             start_client(group, RtmpPlayer(address, profile), receive_buffer_bytes=profile.receive_buffer_bytes)
         with contextlib.suppress(KeyboardInterrupt):

@@ -15,7 +15,7 @@ import pytest
 from flowctl.cli import main
 from flowctl.core.flow.state import Load, SendState
 from flowctl.demo import DemoPlan, run, run_demo
-from flowctl.demo.plan import ViewerKind, ViewerPlan
+from flowctl.demo.plan import RENDITIONS, ViewerKind, ViewerPlan
 from flowctl.demo.report import SeenPictures, ShowReport, check_set, judge, make_report
 from flowctl.demo.runner import cache_directory
 from flowctl.demo.watch import ViewerDisplay, ViewerWatch, WatchedViewer
@@ -39,7 +39,7 @@ LOAD = QUICK.load_plan("rtmp://127.0.0.1/demo/sample")
 
 
 class Looked(threading.Event):
-    """What a demonstration that stays waits for: set once its dashboard has shown the stream with all its viewers."""
+    """What a demonstration that stays waits for: its dashboard has shown the set, and all viewers of the stream."""
 
     def __init__(self, capsys):
         super().__init__()
@@ -50,7 +50,8 @@ class Looked(threading.Event):
         address = json.loads(self.shown.out)["dashboard"]
         self.page = httpx.get(address).content
         streams = httpx.get(f"{address}api/v1/streams").json()["streams"]
-        return {"demo/sample": 8}.items() <= {item["stream"]: item["viewers"] for item in streams}.items()
+        viewers = {item["stream"]: item["viewers"] for item in streams if item["publisher"]}
+        return viewers.get("demo/sample") == 8 and viewers.keys() >= {f"demo/show{suffix}" for suffix in RENDITIONS}
 
 
 IDLE = Sender(ManualHost(), ScriptedTransport([])).statistics()
