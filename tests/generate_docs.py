@@ -35,6 +35,7 @@ from flowctl.live.config import LiveConfig
 from flowctl.live.httpd.exchange import HttpLimits
 from flowctl.live.judging.shares import ShareSettings
 from flowctl.live.settings.model import settings_of
+from flowctl.live.settings.runs import RunRule
 from flowctl.live.settings.showing import sample
 from flowctl.load.hostile.attacks import HOSTILE, NOT_POSSIBLE
 from flowctl.load.profiles import as_dicts
@@ -388,6 +389,7 @@ GENERATED = {
     "socket-options": lambda: settings_table(SocketOptions),
     "cache-limits": lambda: settings_table(CacheLimits),
     "share-settings": lambda: settings_table(ShareSettings),
+    "run-rules": lambda: settings_table(RunRule, instance=RunRule(on="app/stream", command=("/bin/sh",))),
     "live-config": lambda: settings_table(
         LiveConfig, leave_out=frozenset({"rtmp", "cache", "work", "events", "flights"})
     ),

@@ -50,7 +50,7 @@ def _setting_options() -> list[Any]:
 
     options_command: Any = settings  # its signature is what typer looks at
     parameters = []
-    for item in settings_of():
+    for item in filter(lambda item: item.is_text, settings_of()):
         option = typer.Option(
             item.option,
             help=item.what + (f" [default: {item.default}]" if item.default else ""),

@@ -17,6 +17,7 @@ from flowctl.core.loop.work import WorkLimits
 from flowctl.core.outgoing.streamlog import CacheLimits
 from flowctl.core.sending.settings import LIVE_RETURN_AFTER_S, SenderSettings
 from flowctl.core.server.program import ServeOptions
+from flowctl.core.server.proxyheader import TrustedProxies
 from flowctl.core.text.addresses import Network, join_host_port, listen_addresses, listen_hosts
 from flowctl.core.text.fieldtypes import check_type
 from flowctl.core.text.printable import short
@@ -27,6 +28,7 @@ from flowctl.live.settings.levels import MARKS, MOST_LEVELS, Level, Levels, Role
 from flowctl.live.settings.media import MediaOptions, StreamPatterns
 from flowctl.live.settings.relays import RelayRule
 from flowctl.live.settings.renditions import RenditionNames
+from flowctl.live.settings.runs import RunRule, made_from
 from flowctl.records.flight.options import FlightOptions
 from flowctl.records.telemetry.options import EventsOptions
 from flowctl.wire.rtmp.session_config import ServerSessionConfig
@@ -178,6 +180,8 @@ class LiveConfig(ServeOptions):
             place of the system's. None: the system's.
         relay_push: streams that are published at other servers as well.
         relay_pull: streams that are fetched from other servers, for viewers here or always; with one worker alone.
+        run: commands that are run for streams; with one worker alone.
+        run_at_once: how many are run at a time, 0: none.
         source: the file that these settings were read from, which is watched. None: there is none, or they were not
             read.
 
@@ -233,6 +237,8 @@ class LiveConfig(ServeOptions):
     ca_file: Path | None = None
     relay_push: tuple[RelayRule, ...] = ()
     relay_pull: tuple[RelayRule, ...] = ()
+    run: tuple[RunRule, ...] = ()
+    run_at_once: int = 16
     source: SettingSource | None = field(default=None, repr=False, compare=False)
     sender: SenderSettings = field(init=False, repr=False, compare=False)
     _levels: Levels[LiveConfig] = field(init=False, repr=False, compare=False)
@@ -254,6 +260,7 @@ class LiveConfig(ServeOptions):
             "media_silence_s",
             "publishers_per_address",
             "memory_budget_bytes",
+            "run_at_once",
         ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 or more")
@@ -268,6 +275,7 @@ class LiveConfig(ServeOptions):
         _ = self.listening_all
         for rule in (*self.relay_push, *self.relay_pull):
             check_type("LiveConfig.relay", rule, RelayRule)
+        self._check_run()
         if any(rule.target_delay for rule in self.relay_pull):
             raise ConfigError(
                 "relay_pull has a target delay, which is for what is sent", hint="set it at the server that it is of"
@@ -284,6 +292,30 @@ class LiveConfig(ServeOptions):
             )
         object.__setattr__(self, "sender", replace(self.settings, return_after_s=self.return_after_s))
         self._check_levels()
+
+    def _check_run(self) -> None:
+        for rule in self.run:
+            check_type("LiveConfig.run", rule, RunRule)
+        if not self.run:
+            return
+        if self.workers != 1:
+            raise ConfigError(
+                "run goes with one worker alone: others do not know its commands", hint="leave out workers"
+            )
+        if self.rtmp.credentials is not None:
+            raise ConfigError(
+                "run does not go with credentials_file: commands cannot log in", hint="use keys or tokens"
+            )
+        proxies = TrustedProxies(self.trusted_proxies)
+        if any(host in proxies for host in ("127.0.0.1", "::1")):
+            raise ConfigError(
+                "run does not go with trusted_proxies of this machine: its commands connect from there",
+                hint="name the proxy by another address",
+            )
+
+    def made_from(self, name: str) -> str | None:
+        """Return the stream of which a command makes the stream `name`. None: the name may be anybody's."""
+        return made_from(self.run, name) if self.run else None
 
     def _check_levels(self) -> None:
         """See that each level goes with the server's settings; whatever comes of several then does, see `at`."""

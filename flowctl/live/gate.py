@@ -24,6 +24,7 @@ from flowctl.core.loop.faults import ErrorHook, log_error
 from flowctl.core.text.addresses import address_key, address_of
 from flowctl.core.text.printable import printable
 from flowctl.core.text.watchfile import WatchedFile
+from flowctl.live.access.passes import Passes
 from flowctl.live.access.request import UNDECIDED, LiveRequest, Question, Refusal, RequestKind, Why
 from flowctl.live.access.rules import StreamAccess
 from flowctl.live.access.webhooks import FETCH_S, WebHooks
@@ -35,6 +36,7 @@ from flowctl.live.settings.levels import Role
 _log: Final = structlog.get_logger("flowctl.live")
 _ROLES: Final[dict[RequestKind, Role | None]] = {"connect": None, "publish": Role.PUBLISHER, "play": Role.VIEWER}
 _LOG_IN: Final = Refusal("A user and a password are needed.", Why.UNAUTHORIZED)
+_OF_A_COMMAND: Final = Refusal("This name is for what the server makes itself.", guess=False)
 _HOOK_SPARE_S: Final = 1.0
 """Time beyond that of the hooks, so that their own refusal comes before the gate's timeout."""
 
@@ -72,6 +74,7 @@ class AccessGate:
         self._web: WebHooks | None = None  # made for the first question or news; guarded by _lock
         self._stopped = False  # guarded by _lock
         self._cached_summary: _Summary | None = None  # replaced as a whole
+        self.passes: Final = Passes()  # of the commands that the server runs
         self.hooks: HookRunner | None = None  # set before the first connection
         # Has the files of keys read that have changed, elsewhere, and is told when that is done; set likewise.
         self.read_files: Callable[[Callable[[], None]], None] | None = None
@@ -142,6 +145,10 @@ class AccessGate:
 
     def ask(self, request: LiveRequest, answer: _Answer) -> Question | Refusal | None:
         """Ask whether `request` is allowed. None: it is; a refusal: it is not; a question: that is being decided."""
+        if request.kind != "connect" and self.passes.source(request) is not None:
+            return None
+        if request.kind == "publish" and self._config().made_from(request.stream) is not None:
+            return _OF_A_COMMAND
         missed = _missed_connect(request)
         asked = [request] if missed is None else [missed, request]
         return _ask_each(Question(answer), (step for item in asked for step in self._steps(item)))

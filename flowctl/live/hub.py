@@ -160,7 +160,7 @@ class Hub:
         self.leaving = False  # another server takes the place of this one; assigned once
         self.demand: Callable[[str], None] | None = None  # told of the first and last viewer of a stream, on any thread
         # Told of streams that begin or end, or may have other settings than before, on any thread.
-        self.published: Callable[[str], None] | None = None
+        self.published: tuple[Callable[[str], None], ...] = ()
 
     def _rules(self, name: str) -> NameRules:
         config = self.config.at(name, Role.PUBLISHER)
@@ -177,8 +177,8 @@ class Hub:
         self.oversight.configure(config)
 
     def _tell_published(self, stream: Stream) -> None:
-        if self.published is not None:
-            self.published(stream.name)
+        for told in self.published:
+            told(stream.name)
 
     # -- publishers
 
@@ -238,7 +238,7 @@ class Hub:
         if self.names is not None:
             raise BusyError(f"stream {name} cannot be made here: its name is decided elsewhere")
         with self._lock:
-            owner, first = self._book.owner_of(member.name), member.publisher
+            owner, first = self._owner_of_locked(member.name), member.publisher
         stream = self.publish(name, publisher, owner, right=Right.COMPOSES)
         if isinstance(connection := getattr(first, "connection", None), Connection):  # else it is a copy
             for observer in self.observers:
@@ -251,10 +251,15 @@ class Hub:
         closed = not self.config.at(name, Role.PUBLISHER).access.open_to_all("publish")
         return closed or (hooks is not None and bool(hooks.decides["publish"]))
 
+    def _owner_of_locked(self, member: str) -> Owner | None:
+        """Return whose a stream is; what a command of ours makes of another one is of that one's owner."""
+        self._lock.assert_owned()
+        return self._book.owner_of(self.config.made_from(member) or member)
+
     def _may_join(self, publisher: Publisher, member: str) -> bool:
         """Return whether a stream has the owner of what is made of others, or of a name that anybody may take."""
         with self._lock:
-            whose, owner = self._composed.get(publisher), self._book.owner_of(member)
+            whose, owner = self._composed.get(publisher), self._owner_of_locked(member)
             anybodys = self._rules(member).policy is SecondPublisher.REPLACE
             return anybodys or (whose is not None and owner is not None and whose.is_same(owner))
 

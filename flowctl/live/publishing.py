@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import structlog
@@ -42,7 +42,7 @@ class Publishing:
 
     __slots__ = (
         *("_began_at", "_connection", "_discarded", "_hub", "_ingest", "_limits_told", "_media_at", "_messages"),
-        *("_publisher", "_signal", "_words", "look_at", "request", "stream"),
+        *("_publisher", "_signal", "_words", "look_at", "query", "request", "stream"),
     )
 
     def __init__(
@@ -70,6 +70,7 @@ class Publishing:
         # when it is looked at whether it has fallen silent. None: it may be.
         self.look_at = self._next_look(now, self._settings.rtmp.limits.first_media_s, now)
         self.request: LiveRequest | None = None  # what it asked for. None: no hook wants to know.
+        self.query: Mapping[str, str] = {}  # what it was asked for with
 
     @property
     def _settings(self) -> LiveConfig:

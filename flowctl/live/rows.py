@@ -124,6 +124,7 @@ def stream_row(stream: Stream, viewers: int, renditions: Iterable[RenditionFacts
         "states": {state.name: 0 for state in SendState},
         "slow": 0,
         "standby": len(stream.standby),
+        "commands": [dict(item) for item in stream.commands],
         "unwritten": {kind: foreign(why, NAME_CHARS) for kind, why in stream.unwritten.items()},
         "in_bytes": stream.bytes_in,
         "in_messages": sum(stream.messages_in),

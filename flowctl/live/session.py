@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -210,6 +210,10 @@ class LiveSession(ViewerSession):
 
     def record_columns(self, now: float) -> dict[str, Any]:
         return super().record_columns(now) | ({} if self.ingest is None else self.ingest.columns(now))
+
+    def query_of(self, stream: Stream) -> Mapping[str, str]:
+        """Return with what the stream was asked for, to be published. Any thread."""
+        return next((item.query for item in tuple(self._publishing.values()) if item.stream is stream), {})
 
     # -- what the hub asks for
 
@@ -561,6 +565,9 @@ class LiveSession(ViewerSession):
         self._arm()
 
     def _owner(self, request: LiveRequest) -> Owner:
+        command_of = self._hub.gate.passes.source(request)
+        if command_of is not None:
+            return Owner(f"command of {command_of}")  # what it publishes counts for no address
         identity = self._hub.gate.identity(request)
         query = request.query if identity is None else {"token": identity}
         return Owner.of(address_key(self.peer[0]), self._user, query)
@@ -571,6 +578,8 @@ class LiveSession(ViewerSession):
         name, names = event.url.path, self._hub.names
         try:
             right = Right.ASKS if names is None else names.right(name, self.number)
+            if self._hub.gate.passes.source(request) is not None:
+                right = Right.GRANTED
             stream = self._hub.publish(name, self, self._owner(request), right=right)
         except (BusyError, LimitExceededError) as error:
             if names is not None:
@@ -582,6 +591,7 @@ class LiveSession(ViewerSession):
         self.ingest = ingest = self.ingest or Ingest()
         words = RtmpPublishWords(self._rtmp, event.stream_id)
         publishing = Publishing(self, self.connection, words, self._hub, stream, now, ingest)
+        publishing.query = request.query
         self._publishing[event.stream_id] = publishing
         if self._hub.config.has_levels:
             self.put_settings()
@@ -626,7 +636,8 @@ class LiveSession(ViewerSession):
 
     def _start_playing(self, event: rtmp_events.PlayRequested, request: LiveRequest) -> None:
         name = event.url.path
-        self._node |= self._hub.gate.access(request).is_edge(request)
+        gate = self._hub.gate
+        self._node |= gate.access(request).is_edge(request) or gate.passes.source(request) is not None
         if self._playing is not None:
             self.refusal = "plays already"
             self._rtmp.reject_play(

@@ -141,6 +141,7 @@ class Stream:
         self.takeovers = 0  # changes of `publisher`; guarded by _lock
         # what is to be recorded, or written as HLS, and is not: by kind, with the reason; replaced as a whole
         self.unwritten: Mapping[str, str] = {}
+        self.commands: tuple[Mapping[str, Any], ...] = ()  # that are run for it, as rows; replaced as a whole
         self.codecs: dict[str, str] = {}  # "video" and "audio", as the publisher last showed them
         self._sent: dict[str, float] = {}  # the same: when its first frame came
         self._named: frozenset[str] = frozenset()  # the same: those that its metadata name

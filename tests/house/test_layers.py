@@ -91,6 +91,7 @@ LAYERS = {
         "cluster",
     ),
     "relay": layer("live.relay", "words flow rtmp outcomes loop sending streams connection server live client cluster"),
+    "run": layer("live.run", "words outcomes access rtmp loop server live cluster remux"),
     "loadtest": layer("load", "words text flow rtmp charts log loop media client"),
     "demo": layer(
         "demo",

@@ -133,6 +133,17 @@ class RenditionOfStream(BaseModel):
     remark: str = Field(description="whether viewers have to wait for it, how its times are made those of the set")
 
 
+class CommandOfStream(BaseModel):
+    """A command that is run for a stream."""
+
+    command: str
+    state: str
+    pid: int | None
+    starts: int
+    publishes: list[str]
+    why: str
+
+
 class Stream(BaseModel):
     stream: str
     publisher: str | None
@@ -143,6 +154,7 @@ class Stream(BaseModel):
     states: dict[State, int]
     slow: int
     standby: int
+    commands: list[CommandOfStream] = Field(description="that the server runs for it, see run")
     unwritten: dict[str, str] = Field(description="what is to be recorded, or written as HLS, and is not: why")
     in_bytes: int
     in_messages: int

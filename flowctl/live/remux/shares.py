@@ -122,9 +122,15 @@ class StreamMemory:
 
 
 class Places(Generic[_Key]):
-    """The places of one process. Not locked: its owner has one thread."""
+    """The places of one process. Not locked: its owner has one thread.
 
-    def __init__(self, rng: Random | None = None) -> None:
+    Args:
+        what: who has them, in words.
+        rng: dice.
+    """
+
+    def __init__(self, what: str = "recordings and playlists are written", rng: Random | None = None) -> None:
+        self._what: Final = what
         self._rng: Final = rng or Random()
         self._units: dict[_Key, tuple[str, ...]] = {}  # address and network of each, in the order in which they came
         self._counts: Counter[str] = Counter()
@@ -149,7 +155,7 @@ class Places(Generic[_Key]):
             victim = self._heaviest
             gone = self._units[victim]
             if self._weight(gone) <= self._weight(units, [unit not in gone for unit in units]):  # in its place
-                why = f"{most} recordings and playlists are written, and no address has more of them than this one"
+                why = f"{most} {self._what}, and no address has more of them than this one"
                 raise LimitExceededError("written_streams", len(self._units) + 1, most, why)
             self.free(victim)
         self.free(key)

@@ -33,6 +33,7 @@ from flowctl.live.config import Redirect, SecondPublisher
 from flowctl.live.settings.media import RecordFormat, StreamPatterns, parse_patterns
 from flowctl.live.settings.relays import RelayRule, parse_relays
 from flowctl.live.settings.renditions import RenditionNames, parse_renditions
+from flowctl.live.settings.runs import ONLY_IN_FILE, RunRule, parse_runs
 from flowctl.records.flight.options import parse_networks
 from flowctl.records.telemetry.options import Addresses, RecordedStreams
 from flowctl.units import parse_count, parse_duration, parse_share, parse_size, write_duration, write_size
@@ -161,6 +162,11 @@ Relays = Annotated[
     _only_text(parse_relays),
     BeforeValidator(_or_off),
     SettingKind("off|app/stream=address", lambda rules: "; ".join(map(str, rules))),
+]
+Runs = Annotated[
+    tuple[RunRule, ...],
+    BeforeValidator(lambda value, info: parse_runs(value, _source(info))),
+    SettingKind(ONLY_IN_FILE, lambda rules: "; ".join(map(str, rules))),
 ]
 Renditions = Annotated[
     RenditionNames, _only_text(parse_renditions), BeforeValidator(_items), SettingKind("tracks|off|suffixes")

@@ -54,6 +54,7 @@ from flowctl.live.settings.kinds import (
     Redirects,
     Relays,
     Renditions,
+    Runs,
     Second,
     Secrets,
     SettingKind,
@@ -68,6 +69,7 @@ from flowctl.live.settings.kinds import (
     read_credentials,
 )
 from flowctl.live.settings.levels import Level, Role, Takes, put, replaced
+from flowctl.live.settings.runs import ONLY_IN_FILE
 from flowctl.records.telemetry.privacy import read_key
 
 _DEFAULTS: Final = LiveConfig()
@@ -279,6 +281,8 @@ class LiveSettings(BaseModel):
     relay_pull: Relays = _at(
         "relay_pull", "Fetch streams from other servers for viewers here; with always, without any."
     )
+    run: Runs = _at("run", "Commands that are run for streams: tables [[run]] of the file.", takes=Takes.NOW)
+    run_at_once: Count = _at("run_at_once", "Commands that are run at a time.", takes=Takes.NOW)
     origin: Place = _at("origin", "Offer streams in segments to edges at host:port, or tls://host:port.")
     redirect: Redirects = _at("redirect", "Send viewers to the edges that say where: those of http, or all.")
     rtmps: Places = _at("rtmps", "Addresses for RTMP with TLS: host:port, several with commas between.")
@@ -363,6 +367,11 @@ class Setting(NamedTuple):
     @property
     def option(self) -> str:
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it may be an option or a variable, too."""
+        return self.kind != ONLY_IN_FILE
 
     @property
     def metavar(self) -> str:

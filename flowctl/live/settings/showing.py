@@ -131,7 +131,7 @@ def sample() -> str:
         "# is written; take the # away to change it. Sizes are like 2MiB, durations like 8s, shares like 10%.",
         "# `flowctl config check FILE` checks a file, `flowctl config show FILE` shows what it comes to.",
     ]
-    for item in settings_of():
+    for item in filter(lambda item: item.is_text, settings_of()):
         roles = rule_of(item.name).roles
         value = json.dumps(item.default or f"<{item.kind}>")
         levels = (
@@ -163,5 +163,12 @@ _SAMPLE_LEVELS: Final = """\
 #media_silence = "30s"
 
 #[role.viewer]
-#stuck = "20s"\
+#stuck = "20s"
+
+# A command that is run for each stream that is published: see docs/how-to/run-commands.md. Several tables are allowed.
+
+#[[run]]
+#on = "live/*"
+#command = ["ffmpeg", "-i", "{url}", "-c", "copy", "-f", "flv", "{publish_1}"]
+#publish = ["{app}/{stream}_copy"]\
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+import stat
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -48,7 +49,7 @@ ENVIRONMENT: Final = "FLOWCTL_"
 _NOT_SETTINGS: Final = frozenset(
     {"CACHE", "CONFIG", "DNS", "FFMPEG", "KEY", "LOG_LEVEL", "MASTER", "SERVER", "TLS_INSECURE"}
 )
-"""Variables of other parts of flowctl, without their prefix."""
+"""Variables of other parts of flowctl, without their prefix; those of a command (``STREAM_NAME``) are none either."""
 _SERVICE_LINK: Final = re.compile(
     r"\w*(?:SERVICE_HOST|PORT_\d+_(?:TCP|UDP|SCTP)_ADDR)=[\da-f.:]+"
     r"|\w*(?:SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)_PORT)=\d+"
@@ -324,6 +325,8 @@ def _of_file(file: Path | None, text: str | None) -> Settings:
         return {}
     toml = TomlText(read_file(file) if text is None else text, str(file), "docs/flowctl.toml")
     found: Settings = {}
+    if "run" in toml.table and file.exists() and file.stat().st_mode & stat.S_IWOTH:
+        raise ConfigError(f"{file} has commands to run, and everybody may write to it", hint=f"chmod o-w {file}")
 
     def note(path: tuple[str, ...], value: object) -> None:
         source = f"{toml.place(*path)}: {dotted(path)}"
@@ -395,7 +398,7 @@ def _of_environment(environment: Mapping[str, str]) -> Settings:
             raise ConfigError(
                 f"{short(key)}: variables of settings are in capitals", hint=f"{ENVIRONMENT}{name.lower().upper():.60}"
             )
-        if name in _NOT_SETTINGS:
+        if name in _NOT_SETTINGS or (name.startswith("STREAM_") and not name.startswith("STREAM__")):
             if name == "CONFIG":  # without its file a server would be open to everybody
                 _check_not_empty(environment[key], key)
             continue

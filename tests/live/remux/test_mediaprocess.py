@@ -187,12 +187,12 @@ def test_watch_when_the_publisher_may_be_back_keeps_the_address_whose_place_it_h
     publisher, told = SimpleNamespace(peer=("192.0.2.1", 7)), []
     stream = SimpleNamespace(ended=False, publisher=publisher)
     options = MediaOptions(record=StreamPatterns(("live/*",)))
-    hub = SimpleNamespace(find_stream=lambda _: stream, config=LiveConfig(media=options), leaving=False)
+    hub = SimpleNamespace(find_stream=lambda _: stream, config=LiveConfig(media=options), leaving=False, published=())
     group = SimpleNamespace(call_soon=lambda look, name: look(name))
     server = SimpleNamespace(hub=hub, groups=SimpleNamespace(groups=[group]))
     MediaWatch(server, lambda _, order: told.append(order.address), copies=True)
     for stream.publisher in (publisher, None, publisher, SimpleNamespace(peer=("follows x", 0))):
-        hub.published("live/a")
+        hub.published[0]("live/a")
     assert told == ["192.0.2.1", ""]
 
 
@@ -201,16 +201,16 @@ def test_watch_when_a_stream_was_at_another_worker_between_two_looks_tells_of_it
     one, two = (SimpleNamespace(peer=("192.0.2.1", port)) for port in (1, 2))
     stream, told = SimpleNamespace(ended=False, publisher=one), []
     options = MediaOptions(record=StreamPatterns(("live/*",)))
-    hub = SimpleNamespace(find_stream=lambda _: stream, config=LiveConfig(media=options), leaving=False)
+    hub = SimpleNamespace(find_stream=lambda _: stream, config=LiveConfig(media=options), leaving=False, published=())
     group = SimpleNamespace(call_soon=lambda look, name: look(name))
     server = SimpleNamespace(hub=hub, groups=SimpleNamespace(groups=[group]))
     MediaWatch(server, lambda _, order: told.append(order is not None), copies=False)
     for publisher in (one, one, None, two, two, None):
         stream.publisher = publisher
-        hub.published("live/a")
+        hub.published[0]("live/a")
     assert told == [True, True]
     stream.ended = True
-    hub.published("live/a")
+    hub.published[0]("live/a")
     assert told == [True, True, False]
 
 

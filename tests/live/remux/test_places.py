@@ -60,7 +60,7 @@ def test_places_when_an_abuser_is_a_neighbour_go_from_him_first():
 
 def test_places_when_all_of_a_network_have_one_do_not_always_go_from_the_newest():
     def loses():
-        places = Places(draw)
+        places = Places(rng=draw)
         for number in range(20):
             places.take(number, f"192.0.2.{number}", 20)
         return places.take("x", "203.0.113.1", 20)

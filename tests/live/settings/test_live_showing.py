@@ -108,7 +108,7 @@ def test_sample_when_read_is_the_defaults():
 
 def test_sample_when_its_defaults_are_taken_in_changes_nothing(tmp_path):
     lines = re.findall(r"^#(\w+) = (.*)$", SAMPLE.read_text("utf-8").partition("\n#[")[0], re.MULTILINE)
-    assert [name for name, _ in lines] == [item.name for item in settings_of()]
+    assert [name for name, _ in lines] == [item.name for item in settings_of() if item.is_text]
     given = [f"{name} = {value}" for name, value in lines if "<" not in value]
     assert len(given) > 25
     usual = read_settings(LIVE, options={"events": str(tmp_path)})
@@ -117,12 +117,18 @@ def test_sample_when_its_defaults_are_taken_in_changes_nothing(tmp_path):
 
 
 def test_sample_when_its_levels_are_taken_in_is_valid():
-    tables = SAMPLE.read_text("utf-8").partition("\n#[")[2]
+    tables = SAMPLE.read_text("utf-8").partition("\n#[")[2].partition("\n# A command")[0]
     text = re.sub(r"^#", "", "[" + tables, flags=re.MULTILINE)
     config = read_settings(LIVE, file=Path("f.toml"), text=text)
     assert isinstance(config, LiveConfig)
     assert len(config.levels) == len(re.findall(r"^\[", text, re.MULTILINE)) == 5
     assert tomllib.loads(text).keys() == {"application", "stream", "role"}
+
+
+def test_sample_when_its_command_is_taken_in_is_valid():
+    table = "[[run]]" + SAMPLE.read_text("utf-8").partition("\n#[[run]]")[2].replace("\n#", "\n")
+    config = read_settings(LIVE, file=Path("f.toml"), text=table.replace('"ffmpeg"', '"/bin/sh"'))
+    assert [rule.names("live/bob") for rule in config.run] == [("live/bob_copy",)]
 
 
 @pytest.mark.parametrize("name", [name for name in LiveSettings.model_fields if rule_of(name).roles is not None])

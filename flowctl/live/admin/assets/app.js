@@ -159,10 +159,12 @@ function showStreams({ streams: rows }, at) {
     const [publisher, media, flow, watchers] = row.cells;
     put(publisher.firstChild, foreign(item.publisher ?? "nobody"));
     const set = item.renditions ?? [];
+    const commands = item.commands ?? [];
+    const failing = commands.some((one) => one.state === "waits");
     const lacks = Object.entries(item.unwritten ?? {}).map(([kind, why]) => [kind === "hls" ? "no HLS" : "not recorded", why]);
-    put(media.firstChild, foreign([...lacks.map(([what]) => what), item.media, ...set.map((one) => `${one.rendition}: ${count(one.viewers)}`)].join(" · ")));
-    media.title = foreign([...lacks.map((line) => line.join(": ")), ...set.map(renditionLine)].join("; "), 600);
-    media.classList.toggle("bad", lacks.length > 0);
+    put(media.firstChild, foreign([...lacks.map(([what]) => what), item.media, ...set.map((one) => `${one.rendition}: ${count(one.viewers)}`), ...commands.map((one) => `${one.command} ${one.state}`)].join(" · ")));
+    media.title = foreign([...lacks.map((line) => line.join(": ")), ...set.map(renditionLine), ...commands.map((one) => [one.command, one.state, one.why].filter(Boolean).join(": "))].join("; "), 600);
+    media.classList.toggle("bad", lacks.length > 0 || failing);
     put(flow, last && at > last.at ? rate(Math.max(0, item.in_bytes - last.bytes) / (at - last.at)) : "–");
     put(watchers, count(item.viewers));
     row.media = item.media;

@@ -42,7 +42,7 @@ class MediaWatch:
         self._tell: Final = tell
         self._copies: Final = copies
         self._told: dict[str, tuple[StreamOrder, StreamMember | None]] = {}  # of which publisher; the group's thread
-        server.hub.published = self._note
+        server.hub.published += (self._note,)
 
     def _note(self, name: str) -> None:
         with contextlib.suppress(ClosedError, LocalProtocolError):  # the server ends
