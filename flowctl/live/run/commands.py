@@ -2,8 +2,9 @@
 
 How it works. One thread has all of them. It is told which streams begin, end or have other settings, and then looks
 what is to run. A command begins once its stream has shown its codecs, and ends with it: not with a connection that
-breaks, whose publisher may be back. One that fails is started again, later each time; one that ends with status 0 has
-done what it was for. What a command makes starts no commands, else ``live/*`` would go on for ever.
+breaks, whose publisher may be back. One that fails is started again, later each time, and so is one that is to publish;
+another one that ends with status 0 has done what it was for. What a command makes starts no commands, else ``live/*``
+would go on for ever.
 
 There are places for so many at a time. Where they are short, a stream of an address that has fewer takes one of the
 address that has most, as with recordings, and who publishes and breaks off again and again has his for some seconds.
@@ -187,7 +188,9 @@ class Commands:
                 os.read(self._wake, 4096)
         self._guard.close()
 
-    def _pause_s(self) -> float:
+    def _pause_s(self) -> float | None:
+        if not (self._commands or self._held or self._stopping):
+            return None
         hurry = any(
             item.kill_at is not None or (item.wanted and item.state is CommandState.WAITS) for item in self._all()
         )
@@ -390,7 +393,7 @@ class Commands:
         if not command.ended_by_itself:
             _log.info("command ended", **_about(command), **told, why=command.why)
             self._over(command, now, command.why, failed=False)
-        elif status:
+        elif status or command.rule.publish:  # FFmpeg says 0 as well where its input breaks off
             self._over(command, now, end_in_words(status))
             _log.warning("command failed", **_about(command), **told, again_in_s=round(command.start_at - now, 1))
         else:

@@ -208,6 +208,16 @@ def test_command_when_it_fails_is_started_again_later_each_time_and_when_it_is_d
     assert desk.look(15)
 
 
+def test_command_when_it_is_to_publish_and_ends_is_started_again_whatever_it_says():
+    """FFmpeg ends with status 0 where its input breaks off, as that of a viewer who was ended does."""
+    desk = Desk(rule(publish=("{app}/{stream}_x",)))
+    (process,) = desk.publish("live/bob")
+    process.end(0)
+    assert not desk.look(0.1)
+    assert (desk.rows()[0]["state"], desk.rows()[0]["why"]) == ("waits", "exit status 0")
+    assert desk.look(10)
+
+
 def test_command_when_it_cannot_be_started_is_tried_again():
     desk = Desk(rule())
     desk.fails = OSError(12, "Cannot allocate memory")
