@@ -51,8 +51,18 @@ _SILENT_S: Final = 1.0
 """A rendition has stopped when there was no key frame for so many groups of pictures and seconds."""
 _MOST_LEFT: Final = 8
 """Renditions that were removed and are remembered: viewers leave one within 250 ms, if it is not put again before."""
+_OWN: Final = "the publisher's own, until its line is known"
 _LATELY: Final = 2
 """Key frames of a rendition by which it is told whether they meet those of another."""
+_SHORT_SHARE: Final = 0.9
+_SHORT_S: Final = 0.25
+"""Share of the largest rendition's rate below which a line is too short for it, once so much waits."""
+_LATE_SHARE: Final = 0.5
+"""Share of the target delay behind which it is so whatever is measured."""
+_SHORT_FOR_S: Final = 1.0
+"""How long it has to be so: a viewer that comes is behind until it has the group that is cached."""
+_CARRIED_S: Final = 3.0
+"""How long it counts what a line was seen to carry: viewers that lag are looked at a few times a second."""
 _CROSS_MS: Final = 400
 """How long before the picture that comes next the other log's key frame may be, where they do not meet: what lies
 between goes out twice."""
@@ -66,6 +76,7 @@ class _Rendition:
     fanouts: Fanouts
     sound: int  # sound messages in its log when it was put into the set, where the others had what they had
     ended_at: int | None = None  # sound messages that it had, by the count of the set, when it was removed
+    expected: float = 0.0  # bytes per second, until they are measured; 0: nobody knows
 
     @property
     def log(self) -> StreamLog:
@@ -114,10 +125,13 @@ class StreamSet:
         self._starts: dict[str, Entry] = {}  # where those begin that were put lately; replaced whole, under the lock
         self._heard = 0  # sound messages of those that were removed, by the count of the set; guarded by _lock
         self._watches: dict[PollGroup, _Watch] = {}  # guarded by _lock
+        self.begins_in = ""  # rendition in which viewers begin, as long as it is there; empty: the smallest
+        # What lines carry whose viewers are not well served, and when that was seen; only with `begins_in`.
+        self._carried: dict[SetPlace, tuple[float, float | None]] = {}
         # What `cross` found last: viewers at one picture share the messages. The watches empty it, for it holds a log.
         self.crossing: tuple[tuple[object, ...], Splice | Entry | None] | None = None
 
-    def put(self, name: str, log: StreamLog | Fanouts) -> None:
+    def put(self, name: str, log: StreamLog | Fanouts, *, expected: float = 0.0) -> None:
         """Add a rendition, or put another log in the place of one. Any thread.
 
         Meanwhile nothing may be appended to any log of the set: what sound they had up to now is not compared. A log
@@ -126,6 +140,7 @@ class StreamSet:
         Args:
             name: for rules and operators.
             log: the log, or its fan-outs.
+            expected: bytes per second that count until they are measured; 0: none are known.
         """
         fanouts = log if isinstance(log, Fanouts) else Fanouts(log, flush_interval_s=self._flush_interval_s)
         fanouts.log.keep_keys(_KEPT_S)
@@ -145,6 +160,7 @@ class StreamSet:
                 rendition = _Rendition(name, fanouts, tail.counts[_AUDIO] - heard)
                 if self._watches:
                     self._starts = {**self._starts, name: tail}
+            rendition.expected = expected
             self._left.pop(name, None)
             self._renditions = {**self._renditions, name: rendition}
         for _, wire, since in missed:
@@ -186,11 +202,26 @@ class StreamSet:
             now: leave out those that have stopped by this time, in seconds. None: all.
         """
         rates = {
-            name: item.log.rates.bytes_per_s
+            name: item.log.rates.bytes_per_s or item.expected
             for name, item in self._renditions.items()
-            if item.log.rates.bytes_per_s and (now is None or not item.silent(now))
+            if (item.log.rates.bytes_per_s or item.expected) and (now is None or not item.silent(now))
         }
         return dict(sorted(rates.items(), key=lambda rate: rate[1]))
+
+    def carried(self, now: float) -> list[float | None]:
+        """Return bytes per second of lines that do not carry the largest rendition. None: not known. Any thread."""
+        found = [(place, *seen) for place, seen in list(self._carried.items())]
+        for place, at, _ in found:
+            if now - at > _CARRIED_S:
+                self._carried.pop(place, None)
+        return [carried for _, at, carried in found if now - at <= _CARRIED_S]
+
+    def note_carried(self, place: SetPlace, now: float, carried: float | None) -> None:
+        if self.begins_in:
+            self._carried[place] = now, carried
+
+    def forget_carried(self, place: SetPlace) -> None:
+        self._carried.pop(place, None)
 
     def order(self) -> list[str]:
         """Return the names of all renditions, smallest first. Any thread."""
@@ -336,7 +367,7 @@ class SetPlace(FollowPlace):
         book: in which renditions it was, also before this place.
     """
 
-    __slots__ = ("_everywhere", "_rendition", "_set", "_shown_ms", "book", "looks")
+    __slots__ = ("_everywhere", "_rendition", "_set", "_short_since", "_shown_ms", "book", "looks")
 
     def __init__(self, connection: Follower, streams: StreamSet, since: float | None = None) -> None:
         now = connection.sender.host.now()
@@ -344,11 +375,14 @@ class SetPlace(FollowPlace):
         self._set = streams
         rates = streams.begin(now) or streams.begin(0.0)  # where all have stopped, one of them
         first = self.looks.rule.first(rates) if rates else None
+        if (own := streams.find(streams.begins_in)) is not None and not own.silent(now):
+            first = Choice(own.name, _OWN)
         rendition = None if first is None else streams.find(first.name)
         if first is None or rendition is None:
             raise LocalProtocolError("a set without renditions cannot be followed", hint="call put() first")
         self._rendition = rendition
         self._everywhere = False  # whether to change over at any picture
+        self._short_since: float | None = None  # since when the line is too short for the largest. None: it is not.
         self._shown_ms: int | None = None  # then: media time of the last picture at which it did not
         log = rendition.log
         start, waits = log.key_since(since), log.has_video
@@ -388,6 +422,7 @@ class SetPlace(FollowPlace):
         if self.connection.place is self:
             self._unwatch()
             super().end()
+            self._set.forget_carried(self)
             self.book.leave(self.connection.sender.host.now())
 
     def _watch(self, group: PollGroup) -> None:
@@ -414,6 +449,8 @@ class SetPlace(FollowPlace):
             rates = self._set.begin(now) or (self._set.begin(0.0) if removed else {})  # for the sound
         present, window_bytes = "" if ended else rendition.name, self.connection.window_bytes()
         looks.look(now, sender.line_look(), rates, present, rendition.log, window_bytes)
+        if self._set.begins_in:
+            self._note_carried(now, rates, present)
         if looks.rule.why_not_up and self.book.why == FIRST:
             self.book.why = looks.rule.why_not_up
         if looks.choice is None:
@@ -427,6 +464,22 @@ class SetPlace(FollowPlace):
             if not sender.guided or everywhere != self._everywhere:
                 self._everywhere, self._shown_ms = everywhere, None
                 sender.set_guide(self, everywhere=everywhere)
+
+    def _note_carried(self, now: float, rates: dict[str, float], present: str) -> None:
+        """Tell the set what the line carries, if that is too little for the largest rendition."""
+        seen, largest = self.connection.sender.line_look(), max(rates.values(), default=0.0)
+        if rates.get(present, largest) < largest:
+            evidence = self.rule.line.evidence(now)
+            if evidence is None or evidence < largest:
+                self._set.note_carried(self, now, rates.get(present) if evidence is None else evidence)
+            return
+        slow = seen.drain is not None and seen.drain < _SHORT_SHARE * largest and seen.delay_s >= _SHORT_S
+        if not (seen.lagging and (slow or seen.delay_s > _LATE_SHARE * seen.target_s)):
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = now
+        elif now - self._short_since >= _SHORT_FOR_S:
+            self._set.note_carried(self, now, seen.drain)
 
     def choose_log(self, key: Entry) -> Hop | float | None:
         """Say whether to go on in the chosen rendition at `key`; see `flowctl.core.sending.contract.Guide`."""

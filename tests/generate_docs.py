@@ -389,7 +389,9 @@ GENERATED = {
     "socket-options": lambda: settings_table(SocketOptions),
     "cache-limits": lambda: settings_table(CacheLimits),
     "share-settings": lambda: settings_table(ShareSettings),
-    "run-rules": lambda: settings_table(RunRule, instance=RunRule(on="app/stream", command=("/bin/sh",))),
+    "run-rules": lambda: settings_table(
+        RunRule, leave_out=frozenset({"step"}), instance=RunRule(on="app/stream", command=("/bin/sh",))
+    ),
     "live-config": lambda: settings_table(
         LiveConfig, leave_out=frozenset({"rtmp", "cache", "work", "events", "flights"})
     ),

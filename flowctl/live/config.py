@@ -24,6 +24,7 @@ from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
 from flowctl.live.access.rules import StreamAccess
 from flowctl.live.judging.penalties import PenaltyLimits
+from flowctl.live.settings.ladder import Ladder, LadderStep
 from flowctl.live.settings.levels import MARKS, MOST_LEVELS, Level, Levels, Role, Takes, merged, placed, with_marks
 from flowctl.live.settings.media import MediaOptions, StreamPatterns
 from flowctl.live.settings.relays import RelayRule
@@ -181,12 +182,14 @@ class LiveConfig(ServeOptions):
         relay_push: streams that are published at other servers as well.
         relay_pull: streams that are fetched from other servers, for viewers here or always; with one worker alone.
         run: commands that are run for streams; with one worker alone.
+        ladder: smaller sizes that are made of streams while a viewer needs one.
         run_at_once: how many are run at a time, 0: none.
         source: the file that these settings were read from, which is watched. None: there is none, or they were not
             read.
 
     Attributes:
         sender: settings of each connection's Sender: `settings`, with the return to live.
+        runs: all commands, those of `run` and those of `ladder`.
 
     Raises:
         ConfigError: a value is out of range.
@@ -238,9 +241,11 @@ class LiveConfig(ServeOptions):
     relay_push: tuple[RelayRule, ...] = ()
     relay_pull: tuple[RelayRule, ...] = ()
     run: tuple[RunRule, ...] = ()
+    ladder: Ladder = field(default_factory=Ladder)
     run_at_once: int = 16
     source: SettingSource | None = field(default=None, repr=False, compare=False)
     sender: SenderSettings = field(init=False, repr=False, compare=False)
+    runs: tuple[RunRule, ...] = field(init=False, repr=False, compare=False)
     _levels: Levels[LiveConfig] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -296,26 +301,39 @@ class LiveConfig(ServeOptions):
     def _check_run(self) -> None:
         for rule in self.run:
             check_type("LiveConfig.run", rule, RunRule)
-        if not self.run:
+        object.__setattr__(self, "runs", (*self.run, *self.ladder.rules()))
+        if not self.runs:
             return
         if self.workers != 1:
             raise ConfigError(
-                "run goes with one worker alone: others do not know its commands", hint="leave out workers"
+                "run and ladder go with one worker alone: others do not know its commands", hint="leave out workers"
             )
         if self.rtmp.credentials is not None:
             raise ConfigError(
-                "run does not go with credentials_file: commands cannot log in", hint="use keys or tokens"
+                "run and ladder do not go with credentials_file: commands cannot log in", hint="use keys or tokens"
             )
         proxies = TrustedProxies(self.trusted_proxies)
         if any(host in proxies for host in ("127.0.0.1", "::1")):
             raise ConfigError(
-                "run does not go with trusted_proxies of this machine: its commands connect from there",
+                "run and ladder do not go with trusted_proxies of this machine: its commands connect from there",
                 hint="name the proxy by another address",
             )
 
     def made_from(self, name: str) -> str | None:
         """Return the stream of which a command makes the stream `name`. None: the name may be anybody's."""
-        return made_from(self.run, name) if self.run else None
+        return made_from(self.runs, name) if self.runs else None
+
+    def step_of(self, name: str) -> tuple[str, LadderStep, int] | None:
+        """Return of which stream `name` is a step of the ladder, which one, and its place. None: of none."""
+        rules = zip(self.ladder.steps, self.runs[len(self.run) :], strict=True)
+        for place, (step, rule) in enumerate(rules, 1):
+            if (source := rule.source(name)) is not None:
+                return source, step, place
+        return None
+
+    def has_ladder(self, name: str) -> bool:
+        """Return whether steps may be made of a stream."""
+        return any(rule.step and rule.fits(name) for rule in self.runs) and self.made_from(name) is None
 
     def _check_levels(self) -> None:
         """See that each level goes with the server's settings; whatever comes of several then does, see `at`."""

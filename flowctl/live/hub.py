@@ -401,6 +401,14 @@ class Hub:
             stream = self._streams.get(name)
             return stream is not None and bool(stream.viewers)
 
+    def renditions_viewed(self, name: str) -> set[str]:
+        """Return in which renditions of a stream its viewers are."""
+        with self._lock:
+            stream = self._streams.get(name)
+            viewers = [] if stream is None else [self._viewers[item] for item in stream.viewers]
+        books = (viewer.connection.renditions for viewer in viewers)
+        return {book.name for book in books if book is not None}
+
     def link(self, name: str, link: object) -> Stream:
         with self._lock:
             stream = self._stream_locked(name, self._clock())

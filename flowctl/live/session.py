@@ -663,7 +663,7 @@ class LiveSession(ViewerSession):
             self._refused("play refused", name, error)
             return
         self._words = RtmpPlayWords(self._rtmp, event.stream_id)
-        tracks = bool(self._rtmp.client_caps_ex & commands.CAPS_MULTITRACK)
+        tracks = bool(self._rtmp.client_caps_ex & commands.CAPS_MULTITRACK) or gate.passes.source(request) is not None
         wants = Wants(tracks=tracks, track=track_of(event.query))
         playing = self._playing = Playing(self, self._words, self._hub, stream, wire, wants)
         place = playing.begin()

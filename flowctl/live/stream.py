@@ -88,6 +88,8 @@ class StreamFeed(Protocol):
     Called under the stream's lock: it may publish to streams that are parts of nothing, and call nobody else.
     """
 
+    as_published: bool  # whether it gets timestamps as the publisher sent them
+
     def accept(self, type_id: int, timestamp: int, payload: bytes, info: MediaInfo, now: float) -> None:
         """A message is about to be passed on."""
 
@@ -305,7 +307,7 @@ class Stream:
             self._feed_locked(self._on_tracks(self), now)
             self._part_tracks()
         if self.feed is not None:
-            self.feed.accept(type_id, timestamp, payload, info, now)
+            self.feed.accept(type_id, published_ms if self.feed.as_published else timestamp, payload, info, now)
 
     def _part_tracks(self) -> None:
         """Let go on with all tracks only those who take them; others follow the set from now on, if there is one."""

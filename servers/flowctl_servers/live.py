@@ -57,7 +57,7 @@ def build(options: ServeOptions) -> LiveServer:
         from flowctl.live.relay.relay import Relays  # noqa: PLC0415 - as said
 
         server.companions.append(Relays(server))
-    if server.config.run or (server.config.source is not None and server.config.workers == 1):
+    if server.config.runs or (server.config.source is not None and server.config.workers == 1):
         # As below; and where settings that are read again may ask for it.
         from flowctl.live.run.commands import Commands  # noqa: PLC0415 - as said
 

@@ -54,6 +54,11 @@ _LEAST_MOVED_S: Final = 1.0
 """Shortest time between two lines on the clock of a member: publishers may have it jump with each message."""
 _ALONE_S: Final = 2.0
 """Time with sound and without a picture after which a set is one of sound alone: its viewers follow the face."""
+_ENHANCED: Final = 0x80
+SOURCE: Final = "source"
+"""Name of a publication itself in the set that it makes with the steps of a ladder."""
+_KEYS: Final = 32
+"""Key frames of a publication that are remembered, by which a step of a ladder is put beside it."""
 _LOOKS_PER_CACHE: Final = 16
 """Looks at what all GOP caches hold while as much comes as one may have."""
 
@@ -74,6 +79,10 @@ class Rendition:
     joined: bool = False  # viewers may be in it
     joins_at: float = float("-inf")  # when it may join again
     forgotten: bool = False  # it is of no set any more
+    expected: float = 0.0  # bytes per second that it is to take; 0: not known
+    behind_ms: int = (
+        0  # of a step, which has an expected rate: by how much its timestamps are behind those of the same pictures
+    )
     size: tuple[int, int] | None = None  # width and height; None: not known
     sequence_header: bytes = b""  # of its pictures, as it came last
     # what its member needs at the start, for the face
@@ -135,13 +144,23 @@ class RenditionSet:
         config: gives that of the face.
         changed: told, on any thread and under locks, that viewers may have to find a place anew; must not call back.
         of_tracks: whether it is made of the tracks of a publication, which is the face itself.
+        ladder: whether it is that publication and steps that are made of it here.
     """
 
     def __init__(
-        self, name: str, config: Callable[[], LiveConfig], changed: Callable[[RenditionSet], None], *, of_tracks: bool
+        self,
+        name: str,
+        config: Callable[[], LiveConfig],
+        changed: Callable[[RenditionSet], None],
+        *,
+        of_tracks: bool,
+        ladder: bool = False,
     ) -> None:
         self.name: Final = name
         self.of_tracks: Final = of_tracks
+        self.ladder: Final = ladder
+        # When each key frame of the publication is shown and is to be decoded, of a ladder; guarded by _lock
+        self._shown: deque[tuple[int, int]] = deque(maxlen=_KEYS)
         self.peer: tuple[str, int] = ("renditions", 0)  # it is a publisher
         self.number: Final = 0
         self.on_replaced: Callable[[], None] | None = None
@@ -185,8 +204,8 @@ class RenditionSet:
 
     # -- members
 
-    def add(self, name: str, rank: int, now: float) -> Rendition | None:
-        """Enter a member. None: there are too many."""
+    def add(self, name: str, rank: int, now: float, *, expected: float = 0.0) -> Rendition | None:
+        """Enter a member; `expected`: bytes per second of a step. None: there are too many."""
         with self._lock:
             if len(self._renditions) >= MOST_RENDITIONS and not self._drop_stale_locked(now):
                 if not self._told_full:
@@ -197,6 +216,7 @@ class RenditionSet:
             stream.ended = False
             stream.take_over(self, now)
             rendition = Rendition(name, rank, stream, now, None if self.of_tracks else self._clocks.join(name))
+            rendition.expected = expected
             self._renditions = sorted([*self._renditions, rendition], key=lambda item: item.rank)
             self._note_renditions_locked()
             for item in self._formats.values():
@@ -269,6 +289,8 @@ class RenditionSet:
             if at is None:
                 return
             timestamp = at
+            if self.ladder and info.kind == "video":
+                timestamp, payload = self._beside_locked(rendition, timestamp, payload, info)
             if type_id == TYPE_AUDIO:
                 self._publish_sound_locked(self._sound.offer(rendition.rank, Sound(timestamp, payload, info), now), now)
             elif info.message_class in VIDEO_CLASSES:
@@ -293,6 +315,28 @@ class RenditionSet:
             else:
                 self._publish_all_locked(type_id, timestamp, payload, info, now)
             self._count_locked(0)
+
+    def _beside_locked(
+        self, rendition: Rendition, timestamp: int, payload: bytes, info: MediaInfo
+    ) -> tuple[int, bytes]:
+        """Return a picture of a step with the timestamp that the same one has in the publication.
+
+        A step has no pictures out of order, so that its timestamps say when each is shown; those of the publication say
+        when it is decoded, which is earlier. The difference goes into the composition time (FLV, E.4.3.1).
+        """
+        self._lock.assert_owned()
+        ahead_ms = info.composition_ms or 0
+        if info.message_class is MessageClass.KEY:
+            shown = (timestamp + ahead_ms) & CLOCK_MASK
+            if not rendition.expected:
+                self._shown.append((shown, ahead_ms))
+            else:
+                rendition.behind_ms = next((ms for at, ms in self._shown if at == shown), rendition.behind_ms)
+        if not rendition.expected or not rendition.behind_ms:
+            return timestamp, payload
+        if info.message_class in VIDEO_CLASSES and info.codec == "avc1" and payload[0] < _ENHANCED:
+            payload = payload[:2] + (ahead_ms + rendition.behind_ms).to_bytes(3) + payload[5:]
+        return (timestamp - rendition.behind_ms) & CLOCK_MASK, payload
 
     def _time_locked(self, rendition: Rendition, timestamp: int, info: MediaInfo, now: float) -> int | None:
         """Return the time of a message in the set, on the timeline of the face. None: it is not known yet."""
@@ -424,8 +468,9 @@ class RenditionSet:
         if stream_set is None:
             form = item.wire_format  # at a change players make another stream of metadata
             stream_set = StreamSet(time_of=form.time_of, retime=form.retime, at_change=form.is_media)
+            stream_set.begins_in = SOURCE if self.ladder else ""
             item.by_codec[rendition.codec] = stream_set
-        stream_set.put(rendition.name, item.wires[rendition].fanouts)
+        stream_set.put(rendition.name, item.wires[rendition].fanouts, expected=rendition.expected)
 
     def _format_locked(self, wire_format: WireFormat) -> _Format:
         self._lock.assert_owned()
@@ -519,6 +564,19 @@ class RenditionSet:
                     for stream_set in item.by_codec.values():
                         stream_set.remove(rendition.name)
                     rendition.stream.leave(wire)
+
+    def carried(self, now: float) -> list[float | None]:
+        """Return what lines are seen to carry whose viewers are not well served by what there is, bytes per second.
+
+        None: one that carries too little for it, nobody knows how much. Any thread.
+        """
+        with self._lock:
+            sets = [stream_set for item in self._formats.values() for stream_set in item.by_codec.values()]
+        return [found for stream_set in sets for found in stream_set.carried(now)]
+
+    def rate_of(self, name: str) -> float:
+        """Return bytes per second of a rendition; 0: not known. Any thread."""
+        return next((item.bytes_per_s for item in self.renditions() if item.name == name), 0.0)
 
     def renditions(self) -> list[RenditionFacts]:
         """Return what is told of each rendition, the largest first. Any thread."""

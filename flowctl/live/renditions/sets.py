@@ -17,7 +17,7 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.config import LiveConfig
 from flowctl.live.renditions.feeds import MemberFeed, TrackFeed
-from flowctl.live.renditions.renditionset import Rendition, RenditionSet
+from flowctl.live.renditions.renditionset import SOURCE, Rendition, RenditionSet
 from flowctl.live.stream import Stream, StreamFeed
 
 _log: Final = structlog.get_logger("flowctl.live")
@@ -92,8 +92,8 @@ class RenditionSets:
         self._changed(renditions)
         return TrackFeed(renditions)
 
-    def _make(self, name: str, *, of_tracks: bool) -> RenditionSet:
-        return RenditionSet(name, lambda: self._config().at(name), self._changed, of_tracks=of_tracks)
+    def _make(self, name: str, *, of_tracks: bool, ladder: bool = False) -> RenditionSet:
+        return RenditionSet(name, lambda: self._config().at(name), self._changed, of_tracks=of_tracks, ladder=ladder)
 
     def _changed(self, renditions: RenditionSet) -> None:
         """Tell the viewers of a set soon, but not each time where that is often. Any thread, under locks of streams."""
@@ -124,6 +124,13 @@ class RenditionSets:
 
     def _look(self, stream: Stream) -> None:
         publisher, known = stream.publisher, self._members.get(stream)
+        if (
+            known is not None
+            and known.rendition.expected
+            and self._by_name.get(known.renditions.name) is not known.renditions
+        ):
+            self._leave(stream, known)  # of a publication that has ended
+            known = None
         if stream.ended:
             if known is not None:
                 self._leave(stream, known)
@@ -150,6 +157,8 @@ class RenditionSets:
     def _enter(self, stream: Stream) -> None:
         member = self._config().at(stream.name).renditions.member(stream.name)
         if member is None or stream in self._members:
+            if member is None:
+                self._enter_ladder(stream)
             return
         now = self._clock()
         renditions = self._by_name.get(member.face)
@@ -166,6 +175,28 @@ class RenditionSets:
         rendition.takeovers = stream.takeovers
         self._members[stream] = _Membership(renditions, rendition)
         stream.set_feed(MemberFeed(renditions, rendition), now)
+
+    def _enter_ladder(self, stream: Stream) -> None:
+        """Make a set of a publication that may have steps, or enter a step into that of its publication."""
+        config, now = self._config(), self._clock()
+        if (found := config.step_of(stream.name)) is not None:
+            source, step, rank = found
+            renditions = self._by_name.get(source)
+            if stream in self._members or renditions is None or not renditions.ladder:
+                return
+            rendition = renditions.add(step.name, rank, now, expected=step.bytes_per_s)
+            if rendition is not None:
+                rendition.takeovers = stream.takeovers
+                self._members[stream] = _Membership(renditions, rendition)
+                stream.set_feed(MemberFeed(renditions, rendition), now)
+        elif config.has_ladder(stream.name) and stream.feed is None and stream.name not in self._by_name:
+            renditions = self._make(stream.name, of_tracks=True, ladder=True)
+            renditions.show(stream)
+            rendition = renditions.add(SOURCE, 0, now)
+            self._by_name[stream.name] = renditions
+            if rendition is not None:
+                stream.set_feed(MemberFeed(renditions, rendition), now)
+            self._changed(renditions)
 
     def _begin(self, name: str, first: Stream) -> RenditionSet | None:
         """Publish a set under its name. None: somebody publishes there, and has the name."""
@@ -192,7 +223,8 @@ class RenditionSets:
         now = self._clock()
         del self._members[stream]
         stream.set_feed(None, now)
-        if any(item.renditions is known.renditions for item in self._members.values()):
+        others = (item.renditions is known.renditions for item in self._members.values())
+        if known.rendition.expected or any(others):
             known.renditions.withdraw(known.rendition, now, gone=True)
         else:  # viewers stay in it for the words of the end
             self._dissolve(known.renditions)

@@ -36,6 +36,7 @@ from flowctl.errors import LimitExceededError
 from flowctl.live.access.passes import PASS_PARAMETER
 from flowctl.live.cluster.workers.child import end_in_words
 from flowctl.live.remux.shares import Places
+from flowctl.live.renditions.renditionset import SOURCE
 from flowctl.live.run.process import STOP_S, CommandProcess, Guard
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.runs import RunRule, RunWhen, plain_name
@@ -47,15 +48,18 @@ _BACKOFF: Final = Backoff(first_s=1.0, factor=2.0, most_s=60.0, jitter=0.2)
 _CODECS_S: Final = 3.0
 """Longest wait for the first codec of a stream: encoders show them with their first messages."""
 _OTHER_CODEC_S: Final = 0.5
-_LINGER_S: Final = 10.0
-"""Time for which a command goes on after the last viewer of what it makes; as MediaMTX's ``runOnDemandCloseAfter``."""
+_LINGER_S: Final = {RunWhen.VIEWED: 10.0, RunWhen.NEEDED: 60.0}
+"""Time for which a command goes on after the last viewer of what it makes: as MediaMTX's ``runOnDemandCloseAfter``; of
+a step of a ladder, whose viewers may soon need it again."""
+_STEPS_CODEC: Final = "avc1"
+"""Pictures of steps: a viewer changes over within one codec."""
 _PLACE_S: Final = 5.0
 """Least time for which a place is taken: starting a program costs more than publishing."""
 _NO_ROOM_S: Final = 2.0
 _GIVEN_WAY_S: Final = 10.0
 _REMEMBERED_S: Final = 120.0
 """Time for which it is known how a command of a stream that has gone fared: it may be back at once."""
-_IDLE_S: Final = 1.0
+_IDLE_S: Final = 0.5
 _BUSY_S: Final = 0.1
 """Time between two looks; while something is about to begin or to end."""
 _LINES_PER_S: Final = 5.0
@@ -128,7 +132,8 @@ class Commands:
         self._news: Final[queue.SimpleQueue[str]] = queue.SimpleQueue()  # streams to look at
         self._commands: dict[str, dict[RunRule, Command]] = {}  # by stream
         self._places: Final[Places[_Key]] = Places("commands are run")
-        self._places_of: Final[dict[RunRule, Places[_Key]]] = {}
+        self._places_of: Final[dict[RunRule | None, Places[_Key]]] = {}  # None: all steps of the ladder
+        self._cores: Final = len(os.sched_getaffinity(0))
         self._held: Final[dict[_Key, float]] = {}  # places of commands that have ended, and until when
         self._guard: Final = Guard()
         self._selector: Final = selectors.DefaultSelector()
@@ -158,7 +163,7 @@ class Commands:
     def figures(self) -> dict[str, Any]:
         """Return figures, as JSON; nothing where there are no commands."""
         states = [command.state for command in self._all() if command.wanted]
-        if not (self._hub.config.run or states):
+        if not (self._hub.config.runs or states):
             return {}
         counts = {state.value: states.count(state) for state in CommandState}
         return counts | {"starts": self._starts, "failures": self._failures}
@@ -167,7 +172,7 @@ class Commands:
         return [command for of_stream in list(self._commands.values()) for command in list(of_stream.values())]
 
     def _note(self, name: str) -> None:
-        if self._hub.config.run or self._commands:
+        if self._hub.config.runs or self._commands:
             self._news.put(name)
             self._ring()
 
@@ -191,8 +196,11 @@ class Commands:
     def _pause_s(self) -> float | None:
         if not (self._commands or self._held or self._stopping):
             return None
+        now = self._server.clock()
         hurry = any(
-            item.kill_at is not None or (item.wanted and item.state is CommandState.WAITS) for item in self._all()
+            item.kill_at is not None
+            or (item.wanted and item.state is CommandState.WAITS and now - item.wanted_at < 2 * _CODECS_S)
+            for item in self._all()
         )
         return _BUSY_S if hurry or self._stopping else _IDLE_S
 
@@ -218,7 +226,7 @@ class Commands:
     def _decide(self, name: str, now: float) -> None:
         """See which commands a stream is to have."""
         stream = self._hub.find_stream(name)
-        rules = () if stream is None or stream.ended else self._hub.config.run
+        rules = () if stream is None or stream.ended else self._hub.config.runs
         fitting = [rule for rule in rules if rule.fits(name)]
         if fitting and self._hub.config.made_from(name) is not None:
             fitting = []
@@ -271,8 +279,10 @@ class Commands:
         seen = command.codec_at is not None and (len(stream.codecs) > 1 or now - command.codec_at >= _OTHER_CODEC_S)
         if not seen and now - command.wanted_at < _CODECS_S:
             return "its codecs"
+        if command.rule.step and (codec := stream.codecs.get("video", "")) != _STEPS_CODEC:
+            return f"pictures of H.264, of which steps are; these are {foreign(codec, 40) or 'none'}"
         if not self._is_viewed(command, now):
-            return "a viewer of what it publishes"
+            return "a viewer who needs it" if command.rule.step else "a viewer of what it publishes"
         if any(item.process is not None and not item.wanted for item in self._commands[command.name].values()):
             return "one of before to end"
         return self._no_place(command, now)
@@ -280,9 +290,10 @@ class Commands:
     def _no_place(self, command: Command, now: float) -> str | None:
         """Give a command its places, or say why it has none."""
         most = self._hub.config.run_at_once
-        places = [(self._places_of.setdefault(command.rule, Places("commands of this table are run")), command.rule)]
-        for place, rule in [*places, (self._places, None)]:
-            limit = min(most, rule.at_once) if rule is not None and rule.at_once else most
+        rule = command.rule
+        own = self._places_of.setdefault(_group(rule), Places("such commands are run"))
+        at_once = self._cores if rule.step else rule.at_once  # a step takes a core
+        for place, limit in ((own, min(most, at_once) if at_once else most), (self._places, most)):
             if not limit:
                 return "none is to run: run_at_once is 0"
             try:
@@ -306,10 +317,10 @@ class Commands:
     def _free(self, key: _Key) -> None:
         self._held.pop(key, None)
         self._places.free(key)
-        if (places := self._places_of.get(key[1])) is not None:
+        if (places := self._places_of.get(_group(key[1]))) is not None:
             places.free(key)
             if not len(places):
-                del self._places_of[key[1]]
+                del self._places_of[_group(key[1])]
 
     @property
     def _gives_way(self) -> bool:
@@ -317,11 +328,26 @@ class Commands:
         return self._stopping or server.stopping or self._hub.leaving or server.drains_for_s is not None
 
     def _is_viewed(self, command: Command, now: float) -> bool:
-        if command.rule.when is not RunWhen.VIEWED:
+        when = command.rule.when
+        if when is RunWhen.PUBLISHED:
             return True
-        if any(map(self._hub.is_viewed, command.rule.names(command.name))):
+        if any(map(self._hub.is_viewed, command.rule.names(command.name))) or (
+            when is RunWhen.NEEDED and self._needs_step(command, now)
+        ):
             command.viewed_at = now
-        return now - command.viewed_at < _LINGER_S
+        return now - command.viewed_at < _LINGER_S[when]
+
+    def _needs_step(self, command: Command, now: float) -> bool:
+        """Return whether a viewer of the stream is in this step of it, or has a line that carries it and no more."""
+        stream = self._hub.find_stream(command.name)
+        renditions = None if stream is None else self._hub.renditions.find(stream)
+        if stream is None or renditions is None or not renditions.ladder or stream.codecs.get("video") != _STEPS_CODEC:
+            return False
+        ladder, own = self._hub.config.ladder, renditions.rate_of(SOURCE)
+        steps = (ladder.fitting(carried, own) for carried in renditions.carried(now))
+        if any(step is not None and step.name == command.rule.step for step in steps):
+            return True
+        return command.process is not None and command.rule.step in self._hub.renditions_viewed(command.name)
 
     def _start(self, command: Command, stream: Stream, now: float) -> None:
         publishes = command.rule.names(command.name)
@@ -436,6 +462,11 @@ class Commands:
         stream = self._hub.find_stream(name)
         if stream is not None:
             stream.commands = tuple(item.row() for item in self._commands.get(name, {}).values() if item.wanted)
+
+
+def _group(rule: RunRule) -> RunRule | None:
+    """Return what commands of a rule share their places by."""
+    return None if rule.step else rule
 
 
 def _about(command: Command) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from flowctl.live.access.rules import HookFailure, Proof
 from flowctl.live.access.tokens import SecretFile, read_secrets
 from flowctl.live.access.webtokens import WebTokenKey, read_web_token_key
 from flowctl.live.config import Redirect, SecondPublisher
+from flowctl.live.settings.ladder import Ladder, parse_ladder
 from flowctl.live.settings.media import RecordFormat, StreamPatterns, parse_patterns
 from flowctl.live.settings.relays import RelayRule, parse_relays
 from flowctl.live.settings.renditions import RenditionNames, parse_renditions
@@ -167,6 +168,9 @@ Runs = Annotated[
     tuple[RunRule, ...],
     BeforeValidator(lambda value, info: parse_runs(value, _source(info))),
     SettingKind(ONLY_IN_FILE, lambda rules: "; ".join(map(str, rules))),
+]
+Steps = Annotated[
+    Ladder, _only_text(parse_ladder), BeforeValidator(_items), SettingKind("off|[app/stream=]height:rate,...")
 ]
 Renditions = Annotated[
     RenditionNames, _only_text(parse_renditions), BeforeValidator(_items), SettingKind("tracks|off|suffixes")

@@ -60,6 +60,7 @@ from flowctl.live.settings.kinds import (
     SettingKind,
     Share,
     Size,
+    Steps,
     Target,
     Text,
     TextOrOff,
@@ -280,6 +281,11 @@ class LiveSettings(BaseModel):
     )
     relay_pull: Relays = _at(
         "relay_pull", "Fetch streams from other servers for viewers here; with always, without any."
+    )
+    ladder: Steps = _at(
+        "ladder",
+        "Smaller sizes of streams that FFmpeg makes while a viewer's line does not carry more: 720:1100k,360:400k.",
+        takes=Takes.NEW,
     )
     run: Runs = _at("run", "Commands that are run for streams: tables [[run]] of the file.", takes=Takes.NOW)
     run_at_once: Count = _at("run_at_once", "Commands that are run at a time.", takes=Takes.NOW)

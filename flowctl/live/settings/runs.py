@@ -46,6 +46,7 @@ class RunWhen(enum.Enum):
 
     PUBLISHED = "published"  #: as soon as its stream is published
     VIEWED = "viewed"  #: once somebody wants to view what it publishes
+    NEEDED = "needed"  #: while a viewer's line does not carry what there is; of a ladder alone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +73,7 @@ class RunRule:
     at_once: int = 0
     nice: int = 10
     memory: int = 0
+    step: str = ""  # of a ladder, whose rendition it makes; empty: it is of a table
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -222,7 +224,7 @@ def parse_runs(value: object, source: str) -> tuple[RunRule, ...]:
 
 
 def _rule_of(table: Mapping[str, Any]) -> RunRule:
-    known = [item.name for item in fields(RunRule)]
+    known = [item.name for item in fields(RunRule) if item.name != "step"]
     if unknown := [key for key in table if key not in known]:
         raise ConfigError(f"there is no {short(unknown[0])} in it", hint=f"there are {', '.join(known)}")
     if lacking := [key for key in ("on", "command") if key not in table]:
@@ -234,7 +236,7 @@ def _rule_of(table: Mapping[str, Any]) -> RunRule:
                 raise ConfigError(f"{key} is {short(values[key])}, it must be a list of words; there is no shell")
             values[key] = tuple(values[key])
     if "when" in values:
-        words = [item.value for item in RunWhen]
+        words = [item.value for item in RunWhen if item is not RunWhen.NEEDED]
         if values["when"] not in words:
             raise ConfigError(f"when is {short(values['when'])}, it must be {' or '.join(words)}")
         values["when"] = RunWhen(values["when"])

@@ -23,6 +23,7 @@ from flowctl.live.access.webtokens import WebTokenKey
 from flowctl.live.config import LiveConfig, Redirect, SecondPublisher
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.kinds import read_credentials
+from flowctl.live.settings.ladder import Ladder, LadderStep
 from flowctl.live.settings.media import RecordFormat, StreamPatterns
 from flowctl.live.settings.model import LiveSettings, settings_of
 from flowctl.live.settings.relays import RelayRule
@@ -122,6 +123,7 @@ EXAMPLES = {
         "relay_pull",
         (RelayRule("live/cam", "rtmp://h/x/cam", always=True),),
     ),
+    "ladder": ("live/*=360:400k", "ladder", Ladder((LadderStep(360, 400_000),), "live/*")),
     "run_at_once": ("3", "run_at_once", 3),
     "origin": ("10.0.0.5:1936", "origin", "10.0.0.5:1936"),
     "redirect": ("all", "redirect", Redirect.ALL),
@@ -167,6 +169,8 @@ def test_examples_when_compared_with_the_settings_are_all_of_them():
 def test_setting_when_given_is_seen_in_its_place(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     stored = f"sha256:{bytes(16).hex()}:{bytes(32).hex()} play live/*".encode()
+    Path("ffmpeg").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     for file, data in (("users", b"ann:pw\n"), ("key", KEY), ("long", KEY * 2), ("keys", stored)):
         Path(file).write_bytes(data)
         Path(file).chmod(0o600)
