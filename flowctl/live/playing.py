@@ -173,7 +173,7 @@ class Playing:
         self._begun = True
         renditions = self._renditions
         if renditions is not None and not renditions.sound_alone and not self._over:
-            track = self._wants.track if renditions.of_tracks else None
+            track = self._wants.track if renditions.of_tracks and not renditions.ladder else None
             self._seat = renditions.view(self._connection, self._wire.wire_format, track=track, since=since)
             if self._seat is not None:
                 self.waits_until = None

@@ -14,7 +14,7 @@ from flowctl.core.fanout.following import FollowPlace
 from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import NO_LIMITS
 from flowctl.core.flow.policy import KeepAll
-from flowctl.core.flow.renditions import FIRST
+from flowctl.core.flow.renditions import FIRST, LineMeter
 from flowctl.core.flow.state import SendState
 from flowctl.core.outgoing.splice import raise_times, splice
 from flowctl.core.outgoing.streamlog import StreamLog
@@ -444,3 +444,71 @@ def test_viewer_of_the_largest_when_another_log_takes_its_place_goes_on(show):
     show.run(5.0)
     assert one.sender.following in (other, show.logs["360"])
     assert gapless(sound_times(one), 20)
+
+
+def serve_line(show, connection, bytes_per_s, seconds):
+    """Publish for a while, with a viewer whose line takes so much."""
+    for _ in range(round(seconds * 10)):
+        connection.viewer.give(round(bytes_per_s / 10))
+        show.run(0.1)
+
+
+def test_viewer_when_the_set_says_where_to_begin_begins_there_while_that_goes_on(show):
+    show.set.begins_in = "720"
+    show.run(3)
+    assert show.join().place.rendition == "720"
+    show.silent.add("720")
+    show.run(8)
+    assert show.join().place.rendition == "360"
+
+
+def test_lines_when_they_do_not_carry_the_largest_rendition_are_told_of_until_their_viewers_leave():
+    show = Show((("720", 150_000),))
+    show.set.begins_in = "720"
+    show.run(6)
+    good, short = show.join(), show.join()
+    assert show.set.carried(show.group.clock()) == []
+    serve_line(show, short, 75_000, 6)
+    (carried,) = show.set.carried(show.group.clock())
+    assert carried is not None
+    assert carried < 0.9 * show.set.rates()["720"]
+    short.place.end()
+    assert show.set.carried(show.group.clock()) == []
+    show.run(5)
+    assert good.place.rendition == "720"
+
+
+def test_lines_when_nobody_asks_are_not_noted():
+    show = Show((("720", 150_000),))
+    show.run(6)
+    short = show.join()
+    serve_line(show, short, 75_000, 6)
+    assert show.set.carried(show.group.clock()) == []
+
+
+@pytest.mark.parametrize(("evidence", "told"), [(100_000.0, [100_000.0]), (1e9, []), (None, [66_940.0])])
+def test_line_when_its_viewer_is_in_a_smaller_rendition_says_what_it_carries(show, monkeypatch, evidence, told):
+    """One that carries the largest needs nothing: its viewer goes up."""
+    monkeypatch.setattr(LineMeter, "evidence", lambda self, now: evidence)
+    show.set.begins_in = "720"
+    show.run(6)
+    viewer = show.join()
+    show.run(0.5)
+    choose(viewer, "360")
+    show.run(5)
+    assert viewer.place.rendition == "360"
+    assert show.set.carried(show.group.clock()) == pytest.approx(told, rel=0.05)
+
+
+def test_rendition_when_its_rate_is_expected_may_be_chosen_before_it_is_measured():
+    show = Show((("720", 150_000),))
+    show.run(6)
+    show.rates["360"] = 60_000
+    for table, value in ((show.groups, (2 * PICTURES_PER_S, 0)), (show.late_s, 0.0), (show.pictures, 150)):
+        table["360"] = value
+    show.logs["360"] = StreamLog("360")
+    show.set.put("360", show.logs["360"], expected=55_000.0)
+    show.run(0.1)
+    assert show.set.rates()["360"] == 55_000.0
+    show.run(10)
+    assert show.set.rates()["360"] != 55_000.0

@@ -242,6 +242,14 @@ def test_publication_when_it_ends_takes_its_set_with_it_and_a_step_is_none_of_th
     assert world.group.failures == []
 
 
+def test_viewer_when_it_asks_for_a_track_gets_the_publication_which_has_one():
+    world = LadderWorld()
+    world.send(10)
+    viewer = world.player("live/bob?track=0")
+    world.send(10)
+    assert len(pictures(viewer)) >= 10
+
+
 def test_stream_when_no_ladder_is_for_it_is_no_set():
     world = World(config(ladder=parse_ladder("live/*=360:400k", "x")))
     world.publisher("other/bob")
