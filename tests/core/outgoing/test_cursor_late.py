@@ -58,7 +58,7 @@ def test_policies_when_all_is_late_give_up_different_things(policy, given):
 
 @pytest.mark.parametrize(("age_s", "given"), [(0.9, "KI"), (1.1, "")])
 def test_key_frame_that_takes_longer_than_pictures_wait_goes_if_it_begins_in_time(age_s, given):
-    """One that begins late is left out though none is newer: then the next one begins in time, and its pictures go too."""
+    """One that begins late is left out though none is newer: then the next one begins in time, with its pictures."""
     follower = slow("K", age_s=age_s, size=2000)
     follower.publish("I", 100)
     assert take(follower, rate=1000) == given
