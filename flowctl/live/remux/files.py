@@ -115,14 +115,14 @@ class DiskRoom:
             least_bytes += min(found.size_bytes // _ROOM_AGAIN_SHARE, _ROOM_AGAIN_BYTES)
         least_inodes = found.inodes * least_bytes // max(found.size_bytes, 1)
         if not found.size_bytes and least_bytes:  # /proc and its like, and mounts that tell nothing
-            what = "its file system says that it has no room for files, and keep_free leaves some of it to others"
+            what = "the file system says that it has no room at all, of which keep_free leaves some"
         elif found.free_bytes < least_bytes:
             what = f"{format_size(found.free_bytes)} are free, less than {format_size(least_bytes)}"
         elif found.free_inodes < least_inodes:
             what = f"{found.free_inodes} inodes are free, less than {least_inodes}"
         else:
             return
-        raise OSError(errno.ENOSPC, f"{self._folder}: {what}")
+        raise OSError(errno.ENOSPC, f"{what} (in {self._folder})")  # the cause first: it is cut off where it is long
 
 
 def _usage(folder: Path) -> DiskUsage:
