@@ -267,8 +267,9 @@ class LogCursor:
         What is returned ends before a place where something else comes first (restart messages), and before a message
         behind the first one that would be late; ask again then.
         """
-        self.settle()
-        self.leave_out_leading()
+        if timing is None:  # else `peek_in_time` has done so
+            self.settle()
+            self.leave_out_leading()
         crossroads, values, served_at = self.crossroads, self.values, self.served_at
         if crossroads is not None and self.at_crossroads() is not None:
             return []  # not its restart messages either: those of another log may come in their place
@@ -332,14 +333,13 @@ class LogCursor:
         self.place.entry = end
 
     def pass_messages(self, count: int) -> None:
-        """Move past the first `count` messages that `peek` returned: they are sent, or in flight."""
+        """Move past the first `count` messages that `peek` just returned: they are sent, or in flight."""
         if self.values is not None:
             count -= self.values.pass_messages(count)
         if self.copies is not NO_MESSAGES:
             count -= self.copies.pass_messages(count)
             self.copies = self.copies or NO_MESSAGES
         while count:
-            self.settle()
             refusals, entry = self.refusals, self.place.entry
             mask = 0 if refusals is None else refusals.here.mask
             until = refusals.ahead[0].start if refusals is not None and refusals.ahead else None
@@ -349,6 +349,8 @@ class LogCursor:
                 count -= not mask >> entry.message_class & 1
                 entry = entry.next
             self._move_to(entry)
+            if count:
+                self.settle()
         self.settle()
 
     def settle(self) -> None:

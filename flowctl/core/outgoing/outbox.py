@@ -160,7 +160,11 @@ class Outbox:
             if trail is not None:
                 self._note_trail(trail, items, self.bytes_sent + written)
             self.bytes_sent += written
-            self._consume(items, len(own), written)
+            if blocked or failure is not None:
+                self._consume(items, len(own), written)
+            else:
+                self._inflight = None
+                self._pass(len(own), len(items) - len(own))
             if trail is not None:
                 last = self._inflight or (None if items else inflight)
                 trail.note(self.bytes_sent, items[-1][2] if last is None else last.since)
@@ -177,14 +181,16 @@ class Outbox:
             trail.note(place, before)
             place += len(self._inflight.rest)
         for item in items:
-            if place >= until:
-                break
-            is_key, gap = item[0] is MessageClass.KEY, item[2] - before > _GAP_S
-            if gap:
-                trail.note(place, before)
-            if noted or is_key or gap:
-                trail.note(place, item[2])
-            place, noted, before = place + len(item[1]), is_key, item[2]
+            since, is_key = item[2], item[0] is _KEY
+            if noted or is_key or since - before > _GAP_S:
+                if place >= until:
+                    break
+                if since - before > _GAP_S:
+                    trail.note(place, before)
+                trail.note(place, since)
+                noted = is_key
+            place += len(item[1])
+            before = since
 
     def consume_followed(self, written: int, trail: Trail | None = None) -> None:
         """The cohort wrote `written` bytes of the followed log for us."""
@@ -216,14 +222,18 @@ class Outbox:
                 self._inflight = _InFlight(item, written, own=taken <= own)
                 break
             written -= size
-        if own:
-            self.backlog.pass_messages(min(taken, own))
-        cursor = self.cursor
-        if taken > own and cursor is not None:
-            cursor.pass_messages(taken - own)
+        self._pass(min(taken, own), max(taken - own, 0))
+        cursor, inflight = self.cursor, self._inflight
+        if inflight is not None and taken > own and cursor is not None:
             end = cursor.joining_to
-            if self._inflight is not None:
-                self._inflight.given = end is not None and cursor.entry.sequence <= end.sequence
+            inflight.given = end is not None and cursor.entry.sequence <= end.sequence
+
+    def _pass(self, own: int, followed: int) -> None:
+        """Move past messages that are sent, or in flight: the peer's own first."""
+        if own:
+            self.backlog.pass_messages(own)
+        if followed and self.cursor is not None:
+            self.cursor.pass_messages(followed)
 
     # -- the load
 
