@@ -1,130 +1,41 @@
 """A connection: a socket, its Receiver and its Sender on a poll group; and the session, the application's end of it.
 
 A session is told what happens on its connection, and asks it for what it wants: the two know each other, so they stand
-together. `Session` is the class to derive a server from.
-
-The connection is the only glue between sockets and the rest. It is the Sender's host (flush requests, deadlines,
-writability become jobs, deadlines and watches of its group) and the Receiver's reader. Everything of it runs on the
-thread of its group, which may change (`PollGroup.migrate`): the Sender then leaves the fan-out of the old thread and
-enters that of the new one at the same byte. What other threads want is therefore always a job of the registration,
-which moves along, and never a call posted to a group.
-
-How it ends: any code that finds a reason calls `terminate`; the first reason counts. A job on the owning thread
-then closes Sender and Receiver and calls the session's `closed` exactly once. The socket is reset where the peer does
-not read, or the kernel would keep its buffers for minutes; otherwise it lingers, until the peer has ended too
-(`flowctl.core.loop.lingering`), and that long the connection stays on its group.
-
-A peer may leave while nothing of it is read. A reset ends the connection at once. The end of its stream is what the
-session decides upon when it has taken all that came before; but where somebody holds input, it is taken as a sign that
-the peer has left, unless it goes on taking what it is sent, or a coroutine of the session still works for it.
+together. `Session` is the class to derive a server from. What the framework itself calls of a connection, and how that
+lives and ends, is in `flowctl.core.connecting`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import itertools
-import os
 import socket
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import suppress
 from functools import partial
 from threading import get_ident
 from typing import Any, ClassVar, Final
 
+from flowctl.core.connecting.core import ConnectionCore
+from flowctl.core.connecting.host import ConnectionHost
+from flowctl.core.connecting.secure import SecureCore
 from flowctl.core.fanout.following import FollowPlace
 from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.core.flow.limits import NO_LIMITS, Limits
 from flowctl.core.flow.policy import DropPolicy
 from flowctl.core.flow.renditionbook import RenditionBook
-from flowctl.core.flow.sharedstall import StallSpan
 from flowctl.core.flow.state import MessageClass, SendState, StateChange
-from flowctl.core.loop.coroutines import Coroutines
-from flowctl.core.loop.faults import as_exception, log_error, report
-from flowctl.core.loop.jobs import Purpose
-from flowctl.core.loop.lingering import Lingering, Part, write_parts
-from flowctl.core.loop.locks import OwnedLock
-from flowctl.core.loop.sockets import (
-    LineFigures,
-    SocketOptions,
-    acknowledge,
-    close_socket,
-    drop_socket,
-    end_output,
-    limit_received,
-    limit_unsent,
-    line_figures,
-    peer_name,
-    unacknowledged_bytes,
-)
-from flowctl.core.loop.tls import HANDSHAKE_S, TlsSocket
-from flowctl.core.loop.work import NO_WORK_LIMITS, TURN_S, Overrun, WorkAccount, WorkLimits
+from flowctl.core.loop.sockets import SocketOptions
+from flowctl.core.loop.tls import TlsSocket
+from flowctl.core.loop.work import NO_WORK_LIMITS, WorkLimits
 from flowctl.core.outgoing.streamlog import Wire
 from flowctl.core.sending.contract import SendResult
 from flowctl.core.sending.settings import SenderSettings
-from flowctl.core.text.addresses import address_key, join_host_port
-from flowctl.deferred import Registration
-from flowctl.errors import (
-    BrokenError,
-    ClosedError,
-    FlowctlError,
-    InternalError,
-    LimitExceededError,
-    LocalProtocolError,
-    ReentryError,
-    RemoteProtocolError,
-)
-from flowctl.pollgroup import GroupState, PollGroup
+from flowctl.errors import ClosedError, LimitExceededError, ReentryError
+from flowctl.pollgroup import PollGroup
 from flowctl.reasons import CloseReason
-from flowctl.receiver import ALL, BLOCK, DEFAULT_CAPACITY_BYTES, DONE, NEED_MORE, InputResult, InputVerdict, Receiver
+from flowctl.receiver import DEFAULT_CAPACITY_BYTES, InputResult
 from flowctl.sender import Sender
-
-_numbers = itertools.count(1)
-"""Numbers of connections; see `number_from`."""
-_NEVER: Final = float("inf")
-_OPENING: Final = object()
-"""Owner of the hold while `opened` runs: unequal to any value of the application's."""
-_CLOSE: Final = Purpose("close")
-_LEDGER: Final = Purpose("ledger")
-_DEADLINE: Final = Purpose("deadline")
-_CALLS: Final = Purpose("calls")
-_SECURE: Final = Purpose("TLS output")
-_SECURE_INPUT: Final = Purpose("TLS input")
-_SLOWED: Final = object()
-"""Owner of the hold while the peer has used up its share of the thread, or its rate."""
-HELD_END_S: Final = 5.0
-"""Time for which held input is still worked on after its peer has ended its stream: what has come may fill the kernel's
-buffer, megabytes, and be let in slowly; long enough for all that a peer says in good faith and then half-closes."""
-_SLOWED_END_S: Final = 0.5
-"""Time for the held input of a slowed peer after its end: it sent more than it may, and takes nothing any more."""
-_HELD_LOOK_S: Final = 0.5
-"""Time to the next look where input happened not to be held."""
-_LATE_S: Final = 0.25
-"""Delay of a timer from which our own thread was late: what the peer has sent meanwhile is read before it."""
-_EXPLAINED: Final = frozenset(
-    {CloseReason.PROTOCOL_ERROR, CloseReason.LIMIT_HIT, CloseReason.HANDSHAKE_TIMEOUT, CloseReason.IDLE}
-)
-"""Close reasons for which the session has usually queued an answer that says what was wrong."""
-_IDLE_LIMITS: Final = frozenset({"first_command_s", "first_media_s", "media_silence_s", "ping_silence_s"})
-"""Limits that say that a peer does nothing, rather than too much."""
-INPUT_BYTES_PER_VIEWER_S: Final = 28_000
-"""Input, in bytes per second, that is as much work as serving one viewer. Measured: receiving and publishing 10 Mbit/s
-takes 1.24 % of a core, a viewer 0.027 %; so such a publisher weighs like 45 viewers."""
-_LEAST_MEAN_S: Final = 1.0
-"""Shortest time over which a rate is taken: a handshake is no stream."""
-MAX_CALLS: Final = 16 * 1024
-"""Most calls that wait for a connection's thread, a few megabytes: seconds in which a neighbour's handler blocks it."""
-
-
-def number_from(first: int) -> None:
-    """Give connections numbers from `first` on, so that several processes that are one server share none.
-
-    Before the first connection is made.
-    """
-    global _numbers  # noqa: PLW0603 - of the process, as the connections are
-    _numbers = itertools.count(first)
 
 
 class Session:
@@ -238,7 +149,7 @@ class Session:
         """Note a change of state, an episode of drops, a pause or the close, soon after it happened."""
 
     def work_exceeded(self, error: LimitExceededError, *, ends: bool) -> None:
-        """The peer takes more of the thread than `WorkLimits` allow, or than `Connection.slow` was told: it is slowed.
+        """The peer takes more of the thread than `WorkLimits` allow, or at a rate that is not allowed: it is slowed.
 
         Args:
             error: names the limit, what was measured, such as the share of the thread, and what is allowed.
@@ -288,7 +199,7 @@ _ENDED_SESSION: Final = Session()
 
 
 class Connection:
-    """One peer's connection; a pollable.
+    """One peer's connection. It lives on one poll group at a time: see `live_on`.
 
     Args:
         sock: connected stream socket; owned by the connection from now on.
@@ -308,49 +219,19 @@ class Connection:
         first_input: what another has read from the socket already.
 
     Attributes:
+        number: no other connection of the server has it.
+        peer: address and port of the other end.
+        now: returns the time in seconds, on the clock of the poll groups.
+        opened_at: when it was made, in such seconds.
         work: how much work the peer has caused so far.
+        sender: what is sent to the peer goes through it.
+        receiver: reads what the peer sends, and hands it to the session.
+        place: where it follows a stream log; kept by that. None: it follows none.
+        renditions: what it followed of sets, kept by them. None: nothing.
+        core: what the framework calls of it, and no application: see `flowctl.core.connecting`.
     """
 
-    __slots__ = (
-        "_calls",
-        "_coroutines",
-        "_ending",
-        "_farewell",
-        "_flush_job",
-        "_gathers",
-        "_handler",
-        "_held_end",
-        "_holds",
-        "_home",
-        "_lingering",
-        "_lock",
-        "_notsent_lowat_bytes",
-        "_on_closed",
-        "_on_released",
-        "_opened",
-        "_over",
-        "_protocol_due",
-        "_received_later",
-        "_receiving",
-        "_secure",
-        "_sender_due",
-        "_slowed_until",
-        "_sock",
-        "_timer_due",
-        "_wished_due",
-        "clock",
-        "group",
-        "number",
-        "opened_at",
-        "peer",
-        "place",
-        "receiver",
-        "registration",
-        "renditions",
-        "sender",
-        "session",
-        "work",
-    )
+    __slots__ = ("core", "now", "number", "opened_at", "peer", "place", "receiver", "renditions", "sender", "work")
 
     def __init__(
         self,
@@ -371,81 +252,54 @@ class Connection:
         work_limits: WorkLimits = NO_WORK_LIMITS,
         first_input: bytes = b"",
     ) -> None:
+        handler = session.__protocol__ or session
+        make_core = ConnectionCore if TlsSocket.of(sock) is None else SecureCore
         options = options or SocketOptions()
-        options.apply(sock)
-        self._notsent_lowat_bytes = options.notsent_lowat_bytes
-        self._sock = sock
-        self._secure = TlsSocket.of(sock)  # the same socket, where it speaks TLS
-        # Shared with Registration and Receiver: it is held for a few assignments at a time, and a lock is 110 bytes.
-        self._lock = OwnedLock()
-        self.number: Final = next(_numbers)
-        self.peer: Final = peer or peer_name(sock)
-        self.clock: Final = clock
-        self.session: Session = session  # `_ENDED_SESSION` once it is over: the session holds its connection
-        self._handler: Session = session.__protocol__ or session  # who is called about octets and the end; likewise
-        self.group: PollGroup | None = None  # where it lives; None on the way between two groups
-        self._home: PollGroup | None = None  # where it lived last, to report to
-        self.place: FollowPlace | None = None  # where it follows a log; kept by flowctl.core.fanout.following
-        self.renditions: RenditionBook | None = None  # what it followed of sets; kept by flowctl.streamset
-        self.opened_at: Final = clock()
-        self.work: Final = WorkAccount(work_limits, self.opened_at)
-        self.registration: Final = Registration(self._lock)
-        self._flush_job: Final = self.registration.job(self._flush, "flush")
-        # What the one deadline of the group stands for.
-        self._sender_due = self._timer_due = self._protocol_due = self._slowed_until = _NEVER
-        self._opened = False
-        self._over = False  # the end has begun: everything is being taken down, once
-        self._lingering: Lingering | None = None  # the socket waits for the peer's end; all else is over
-        # When to look again at a peer that ended its stream while input is held, what it had taken by then, and whether
-        # it is slowed down.
-        self._held_end: tuple[float, int, bool] | None = None
-        self._wished_due = _NEVER  # a deadline that another thread asked for; guarded by _lock
-        self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] | None = None  # guarded by _lock
-        self._holds: dict[Hashable, tuple[str, float]] | None = None  # who paused input, since; guarded by _lock
-        self._ending: tuple[CloseReason, str] | None = None  # the first reason; guarded by _lock
-        self._farewell: tuple[CloseReason, str] | None = None  # of close_after_flush; guarded by _lock
-        self._on_closed = on_closed
-        self._on_released = on_released
-        self._coroutines: Coroutines | None = None  # made by the first; most sessions have none
-        self._gathers = False  # input may wait a little
-        self._receiving = False  # a coroutine of `received` runs
-        self._received_later: Final = inspect.iscoroutinefunction(self._handler.received)
-        self._handler.connection = session.connection = self
-        if self._secure is not None:
-            if not self._secure.established:
-                self._secure.handshake_by = self.opened_at + HANDSHAKE_S
-            self._secure.on_kept = self._secure_kept
+        self.now: Final = clock
+        self.place: FollowPlace | None = None
+        self.renditions: RenditionBook | None = None
+        self.core: Final = make_core(
+            self, sock, session, handler, options, clock, peer, work_limits, on_closed, on_released
+        )
+        self.number: Final = self.core.host.number
+        self.peer: Final = self.core.host.peer
+        self.opened_at: Final = self.core.opened_at
+        self.work: Final = self.core.work
+        handler.connection = session.connection = self
         self.sender: Final = make_sender(
-            self, sock, limits=limits, policy=policy, frontend=self, settings=settings, deferred=deferred
+            self.core.host, sock, limits=limits, policy=policy, frontend=self.core, settings=settings, deferred=deferred
         )
-        self.receiver: Final = Receiver(
-            self.registration,
-            self,
-            sock.recv_into if self._secure is None else partial(self._read_secure, self._secure),
-            capacity_bytes=capacity_bytes,
-            clock=clock,
-            lock=self._lock,
-            first_input=first_input,
-        )
+        self.receiver: Final = self.core.serve(self.sender, capacity_bytes, first_input)
 
     # -- life
 
+    def live_on(self, group: PollGroup) -> None:
+        """Begin to live on `group`: its thread calls the session's `opened`, soon. Any thread, once.
+
+        Raises:
+            ClosedError: the group is stopping.
+        """
+        group.add_pollable(self.core, self.core.host.registration)
+
     def close(self, reason: CloseReason = CloseReason.KICKED, details: str = "") -> None:
         """End the connection soon, dropping what is queued. Any thread; the first reason counts."""
-        self.terminate(reason, details)
+        self.core.terminate(reason, details)
 
     def close_after_flush(self, details: str = "", *, reason: CloseReason = CloseReason.FINISHED) -> None:
         """Send what is queued, then end with `reason`; give up after the Sender's close deadline. Any thread."""
-        with self._lock:
-            first = self._farewell is None
-            if first:
-                self._farewell = (reason, details)
-        try:
-            self.sender.close_after_flush()
-        except ReentryError:
-            with self._lock:
-                self._farewell = None if first else self._farewell
-            raise
+        self.core.close_after_flush(reason, details)
+
+    @property
+    def ended(self) -> tuple[CloseReason, str] | None:
+        """Why the connection ended, or is about to. None: it is open."""
+        return self.core.ending
+
+    @property
+    def group(self) -> PollGroup | None:
+        """Where it lives. None: on no group yet, on the way between two, or it is over."""
+        return self.core.group
+
+    # -- output
 
     @property
     def writable(self) -> bool:
@@ -493,194 +347,11 @@ class Connection:
         if not taken:
             reason, details = self.ended or (CloseReason.INTERNAL, "its Sender has ended")
             raise ClosedError(
-                f"{self.describe()} ended before all that was sent was taken: {reason.value}: {details}",
+                f"{self} ended before all that was sent was taken: {reason.value}: {details}",
                 hint="there is nobody left to send to",
             )
 
-    def terminate(self, reason: CloseReason, details: str) -> None:
-        """Do what `close` does; the Sender calls it too."""
-        with self._lock:
-            if self._ending is not None:
-                return
-            if reason is CloseReason.FINISHED and self._farewell is not None:
-                reason, details = self._farewell
-            self._ending = (reason, details)
-        self.registration.run_soon(self._finish, _CLOSE)
-
-    def abandon(self, details: str) -> None:
-        """End a connection that is on no group and that no group will take again: its groups have stopped."""
-        if self.group is None:
-            self.terminate(CloseReason.SHUTDOWN, details)
-            self._finish()
-
-    def leave_to_parent(self) -> None:
-        """Close this process's copy of the socket, in a forked child: the connection is the parent's."""
-        drop_socket(self._sock)
-
-    @property
-    def secure(self) -> bool:
-        """Whether it speaks TLS."""
-        return self._secure is not None
-
-    @property
-    def ended(self) -> tuple[CloseReason, str] | None:
-        """Why the connection ended, or is about to. None: it is open."""
-        return self._ending
-
-    def attached(self, group: PollGroup) -> None:
-        """Begin to live on `group`; called by the group."""
-        self.group = self._home = group
-        group.work.enter(self.work, address_key(self.peer[0]), self.clock())
-        try:
-            self.receiver.attached(group)
-            if not self.receiver.reading:
-                self.reading_changed(False)
-            if self.place is not None:
-                self.place.enter(group)
-        except BaseException as error:  # noqa: BLE001 - the group would drop the connection without closing it
-            self._handler_failed("attaching", error)
-            return
-        self._arm()
-        if not self._opened:
-            self._opened = True
-            self._call_session(group, self._handler.opened, "opened")
-            if self._secure is not None and not self._secure.server_side:
-                self._secure_input()  # the client speaks first
-        if self.sender.blocked:
-            self.want_writable(True)
-        elif self._secure is not None:
-            self._watch_secure()
-
-    def detached(self, group: PollGroup) -> None:
-        """Stop living on `group`; called by the group."""
-        if self.place is not None:
-            self.place.leave()
-        group.work.leave(self.work, address_key(self.peer[0]), self.clock())
-        if self._over:
-            self.group = None
-            if self._lingering is not None:
-                self._lingering.stop()
-                self._release(reset=False)
-            return
-        self.receiver.detached()
-        group.unwatch_input(self._sock)
-        group.unwatch_output(self._sock)
-        group.deadlines.remove(self)
-        if group.state is not GroupState.RUNNING:
-            self.terminate(CloseReason.SHUTDOWN, f"poll group {group.name} stopped")
-            self._finish()
-        self.group = None
-
-    def _finish(self) -> None:
-        """The one place where a connection ends, on its thread; nothing in here may keep the rest from happening."""
-        if self._over or self._ending is None:
-            return
-        self._over = True
-        reason, details = self._ending
-        group = self.group
-        abortive = reason.abortive
-        if reason in _EXPLAINED:
-            self._run_guarded("flush", self.sender.flush)  # the answer that says what was wrong, as far as it goes
-        if reason in _EXPLAINED or reason is CloseReason.PEER_CLOSED:
-            # A peer that does not read does not read the reason either, nor the end of the stream behind it.
-            abortive = abortive or self.sender.state is not SendState.READY
-        words = self._last_words(reason, details)
-        self._run_guarded("close", self.sender.close, reason, details)
-        unsaid: list[Part] = []
-        if words:
-            unsaid, abortive = self._say_last(words)
-        self._run_guarded("ledger_entry", self._read_ledger)
-        self._run_guarded("close", self.receiver.close)
-        if self._coroutines is not None:
-            self._coroutines.cancel()
-        if self.place is not None:
-            self._run_guarded("leaving the stream", self.place.leave)
-        if group is not None:
-            group.unwatch_input(self._sock)
-            group.unwatch_output(self._sock)
-            group.deadlines.remove(self)
-        running = group is not None and group.state is GroupState.RUNNING
-        if not abortive and group is not None and running and (unsaid or not end_output(self._sock)):
-            self._run_guarded("lingering", self._linger, group, unsaid, bool(words))
-        lingers = self._lingering is not None
-        if not lingers:
-            if group is not None:
-                group.remove_pollable(self)
-            close_socket(self._sock, abortive=abortive)
-        self._call_session(group, self.session.closed, "closed", reason, details)
-        self.registration.release()
-        if self._on_closed is not None:
-            self._run_guarded("on_closed", self._on_closed, self)
-        if not lingers and self._on_released is not None:
-            self._run_guarded("on_released", self._on_released, self)
-        self._cut_references()
-
-    def _cut_references(self) -> None:
-        """Cut circles of references, so that an ended connection is freed at once and not by the garbage collector."""
-        self.sender.let_go()
-        self.receiver.let_go()
-        self.session = self._handler = _ENDED_SESSION
-        self.place = self._on_closed = None
-        with self._lock:
-            self._calls = None
-        if self._coroutines is not None and self._coroutines.let_go():
-            self._coroutines = None
-
-    def _last_words(self, reason: CloseReason, details: str) -> bytes:
-        if self._secure is not None and not self._secure.established:
-            return b""  # they cannot be said
-        try:
-            return self._handler.last_words(reason, details)
-        except BaseException as error:  # noqa: BLE001 - as for every step of the end
-            self.handler_failed("last_words", error)
-            return b""
-
-    def _say_last(self, words: bytes) -> tuple[list[Part], bool]:
-        """Write the rest of the message in flight, and `words`; return what is left, and whether it is broken."""
-        parts: list[Part] = [part for part in (self.sender.unfinished, words) if part]
-        try:
-            write_parts(self._sock, parts)
-        except OSError:
-            return [], True
-        return parts, False
-
-    def _linger(self, group: PollGroup, unsaid: list[Part], told: bool) -> None:  # noqa: FBT001 - of `_finish`
-        with self._lock:
-            farewell = self._farewell
-        # A peer that was to get all that was queued, or is told why, may pause as long before it takes the last of it.
-        unread_s = self.sender.settings.close_deadline_s or _NEVER if farewell is not None or told else 0.0
-        self._lingering = Lingering(self._sock, group, self._end_linger, unread_s, unsaid)
-
-    def _end_linger(self, reset: bool) -> None:  # noqa: FBT001 - the signature of `Lingering`
-        """End the lingering: the socket need not be kept any more."""
-        group = self.group
-        self._release(reset=reset)
-        if group is not None:
-            group.remove_pollable(self)
-
-    def _release(self, *, reset: bool) -> None:
-        self._lingering = None
-        close_socket(self._sock, abortive=reset)
-        if self._on_released is not None:
-            self._run_guarded("on_released", self._on_released, self)
-
-    @property
-    def delivered(self) -> bool:
-        """Whether the connection is over and the peer's kernel has all that it was sent. Any thread.
-
-        Its end takes several steps on its own thread: between them the socket neither lingers nor is it closed.
-        """
-        lingering = self._lingering
-        return self.fileno() == -1 or (lingering is not None and lingering.delivered)
-
-    def _run_guarded(self, where: str, step: Callable[..., object], *args: Any) -> None:
-        """Run a step of the end; whatever it raises, the other steps follow."""
-        try:
-            step(*args)
-        except BaseException as error:  # noqa: BLE001 - a socket must not stay open for it, nor `closed` be left out
-            self.handler_failed(where, error)
-
-    # -- input: the Receiver's handler
+    # -- input
 
     def pause_input(self, owner: Hashable, reason: str, *, control_bytes: int = 0) -> bool:
         """Hold input on behalf of `owner` and enter it in the ledger; as `Receiver.pause`. Any thread.
@@ -693,11 +364,7 @@ class Connection:
         """
         if not self.receiver.pause(owner, reason, control_bytes=control_bytes):
             return False
-        with self._lock:
-            if self._holds is None:
-                self._holds = {}
-            self._holds[owner] = (reason, self.clock())
-        self._add_to_ledger(LedgerKind.PAUSE, f"input paused: {reason}")
+        self._note(LedgerKind.PAUSE, f"input paused: {reason}")
         return True
 
     def resume_input(self, owner: Hashable) -> bool:
@@ -706,106 +373,26 @@ class Connection:
         Returns:
             True if `owner` held input.
         """
-        if not self.receiver.resume(owner):
+        hold = self.receiver.resume(owner)
+        if hold is None:
             return False
-        with self._lock:
-            reason, since = (self._holds or {}).pop(owner, ("", self.clock()))
-            if not self._holds:
-                self._holds = None
-        self._add_to_ledger(LedgerKind.RESUME, f"input resumed: {reason}", duration_s=self.clock() - since)
+        self._note(LedgerKind.RESUME, f"input resumed: {hold.reason}", duration_s=self.now() - hold.since)
         return True
 
-    def _add_to_ledger(self, kind: LedgerKind, why: str, *, duration_s: float = 0.0) -> None:
+    def _note(self, kind: LedgerKind, why: str, *, duration_s: float = 0.0) -> None:
         """Add an entry to the ledger; on the connection's own thread where another Sender's handler asks for it."""
         try:
             self.sender.note(kind, why, duration_s=duration_s)
         except ReentryError:
             self.call_soon(partial(self.sender.note, kind, why, duration_s=duration_s))
 
-    def gather_input(self, wanted: bool) -> None:  # noqa: FBT001 - as `want_writable`
+    def gather_input(self, wanted: bool) -> None:  # noqa: FBT001 - one argument, and the only one
         """Let input wait for up to 36 ms where its thread is busy with such input, or not. Owning thread.
 
         For peers that send small messages all the time and wait for no answer, as publishers do: what comes close
         together is then read, handled and passed on together, at a fraction of the cost.
         """
-        if wanted is not self._gathers:
-            self._gathers = wanted
-            if self.receiver.reading:
-                self.reading_changed(True)
-
-    def process_input(self, data: memoryview, *, control_only: bool) -> InputResult:
-        """Hand input to the session, and charge the peer with the time that takes."""
-        if self._ending is not None:
-            return DONE
-        if self._receiving:
-            return InputResult(InputVerdict.BLOCK, 0)  # one at a time: its end triggers input
-        if self.work.turn_over:
-            self.receiver.trigger_input()  # at the tail, for the next turn of the loop
-            return InputResult(InputVerdict.BLOCK, 0)
-        began = self._begin_turn()
-        try:
-            result = self._hand_to_session(data, control_only=control_only)
-        finally:
-            took_s = self._charge(began)
-        if took_s >= TURN_S and (
-            result.verdict is InputVerdict.DONE
-            or (result.verdict is InputVerdict.NEED_MORE and result.consumed_bytes in (ALL, len(data)))
-        ):
-            self.receiver.trigger_input()  # what has come meanwhile is for the next turn, however much it is
-            return InputResult(InputVerdict.BLOCK, result.consumed_bytes)
-        return result
-
-    def _begin_turn(self) -> float:
-        """Let a turn of the session's code on the peer's behalf begin; return the time."""
-        now, group = self.clock(), self.group
-        if group is not None:
-            group.work.turn_ends_at = now + TURN_S
-        return now
-
-    def _charge(self, began: float) -> float:
-        """Charge the peer with the work since `began`, slow or end the connection if that is too much; return the time.
-
-        What is charged is processor time: on a machine that is busy with something else no peer pays for the waiting.
-        """
-        now, group = self.clock(), self.group
-        share = 1.0 if group is None else group.processor_share()
-        overrun = self.work.charge((now - began) * share, now)
-        if overrun is not None and self.ended is None:
-            self.slow(overrun, "work")
-        return now - began
-
-    def slow(self, overrun: Overrun, reason: str) -> None:
-        """Read nothing more of a peer that takes more than it may until it may go on, or end it. Owning thread.
-
-        Args:
-            overrun: what it took too much of.
-            reason: as of `Receiver.pause`.
-        """
-        if overrun.begins:
-            limit_received(self._sock)
-        if overrun.begins or overrun.ends:
-            try:
-                self.session.work_exceeded(overrun.error, ends=overrun.ends)
-            except BaseException as error:  # noqa: BLE001 - as for every handler
-                self._handler_failed("work_exceeded", error)
-        if overrun.ends:
-            self.terminate(CloseReason.LIMIT_HIT, str(overrun.error))
-            return
-        before = self._slowed_until
-        self._slowed_until = overrun.resumes_at if before == _NEVER else max(before, overrun.resumes_at)
-        self.receiver.pause(_SLOWED, reason)  # too often for the ledger
-        if self._held_end is not None and not self._held_end[2]:
-            self._held_end = (min(self._held_end[0], self.clock() + _SLOWED_END_S), self._held_end[1], True)
-        self._arm()
-
-    def acknowledge(self) -> None:
-        """Have the kernel acknowledge at once what has come, and not with what is sent next. Owning thread.
-
-        For as long as a peer says things one after the other: one that leaves Nagle's algorithm on, as FFmpeg and
-        librtmp do, keeps back each small write until the one before is acknowledged, and the kernel takes 40 ms for
-        that where no answer is due.
-        """
-        acknowledge(self._sock)
+        self.core.gather_input(wanted)
 
     def turn_over(self) -> bool:
         """Return whether the session has had the thread for as long as one turn of input may take; owning thread.
@@ -813,392 +400,14 @@ class Connection:
         A session that has much to do with what it was given looks at it now and then, gives the thread back with
         `InputResult` BLOCK and the bytes it has consumed, and asks with `Receiver.trigger_input` to go on later.
         """
-        group = self.group
-        return group is None or self.clock() >= group.work.turn_ends_at
+        group = self.core.group
+        return group is None or self.now() >= group.work.turn_ends_at
 
-    def _hand_to_session(self, data: memoryview, *, control_only: bool) -> InputResult:
-        session, size = self._handler, len(data)
-        if not size:
-            session.input_resumed()
-            return NEED_MORE
-        if control_only:
-            return as_result(session.received_control(data), size)
-        group = self.group
-        if self._received_later and group is not None:
-            coroutine: Any = session.received(memoryview(bytes(data)))
-            self._receiving = True
-            self._start(group, coroutine, "received", self._received_all, size)
-            return BLOCK
-        answer: Any = session.received(data)
-        return DONE if answer is DONE else as_result(answer, size)
-
-    def _received_all(self) -> None:
-        self._receiving = False
-        self.receiver.trigger_input()
-
-    def process_eof(self) -> None:
-        """The peer ended its stream."""
-        try:
-            stays = self.session.peer_ended()
-        except BaseException as error:  # noqa: BLE001 - otherwise a connection that is not read would stay for ever
-            self._handler_failed("peer_ended", error)
-            return
-        if not stays:
-            self.terminate(CloseReason.PEER_CLOSED, "")
-
-    def process_error(self, error: Exception) -> None:
-        """Reading failed, or the input was wrong."""
-        reason, details = reason_for(error)
-        if reason is CloseReason.INTERNAL:
-            self.handler_failed("received", error)
-        self.terminate(reason, details)
-
-    def reading_changed(self, wanted: bool) -> None:  # noqa: FBT001 - the Receiver's signature
-        """Watch the socket for input, or for the peer's end alone."""
-        group = self.group
-        if group is None:
-            return
-        if wanted:
-            group.watch_input(self._sock, self.receiver.input_ready, gather=self._gathers)
-            if self._secure is not None:
-                self._watch_secure()
-                if self._secure.pending_input():
-                    self.registration.run_soon(self.receiver.input_ready, _SECURE_INPUT)
-        elif self._secure is not None and not self._secure.established:
-            # What is to be sent waits for the handshake, and may be what the hold is about.
-            group.watch_input(self._sock, self._secure_input)
-        else:
-            group.watch_end(self._sock, self._peer_ended)
-
-    def _peer_ended(self, broken: bool) -> None:  # noqa: FBT001 - the signature of `watch_end`
-        """The peer has ended its stream, or the connection is broken, while it is not read."""
-        if broken:
-            code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code:
-                self.terminate(CloseReason.PEER_RESET, os.strerror(code))
-            else:
-                self.terminate(CloseReason.PEER_CLOSED, "")
-        elif self._held_end is None and not self.receiver.over:
-            slowed = self._slowed_until != _NEVER
-            wait_s = _SLOWED_END_S if slowed else HELD_END_S
-            self._held_end = (self.clock() + wait_s, self.taken_bytes(), slowed)
-            self._arm()
-
-    def taken_bytes(self) -> int:
-        """Return what the peer's kernel has acknowledged so far. Any thread."""
-        return self.sender.statistics().bytes_sent - unacknowledged_bytes(self._sock)
-
-    def _look_at_held_end(self, now: float, before_bytes: int, slowed: bool) -> None:  # noqa: FBT001 - of `_held_end`
-        """End a connection whose input is held although its peer has left."""
-        self._held_end = None
-        if self.receiver.over:
-            return
-        taken_bytes = self.taken_bytes()
-        if taken_bytes > before_bytes or (self._coroutines is not None and self._coroutines.running):
-            self._held_end = (now + HELD_END_S, taken_bytes, slowed)
-        elif slowed or self.receiver.paused:
-            self.terminate(CloseReason.PEER_CLOSED, "it left while its input was " + ("slowed" if slowed else "held"))
-        else:  # the session itself waits for something; or this is between two holds
-            self._held_end = (now + _HELD_LOOK_S, taken_bytes, slowed)
-
-    # -- output: the Sender's host and frontend
-
-    def now(self) -> float:
-        """Return the time in seconds."""
-        return self.clock()
-
-    def in_thread(self) -> bool:
-        """Return whether the caller may do what belongs to the owning thread; between two groups no thread may."""
-        group = self.group
-        return group is not None and group.in_thread()
-
-    def wrote(self, size_bytes: int) -> None:
-        """Count what the kernel has taken."""
-        group = self.group
-        if group is not None:
-            group.bytes_out += size_bytes
-
-    def kernel_bytes(self) -> int:
-        """Return what the kernel has taken and the peer has not acknowledged."""
-        return unacknowledged_bytes(self._sock)
-
-    def limit_unsent(self, size_bytes: int) -> None:
-        """Have the kernel take less, or as much as usual, ahead of what it sends."""
-        most_bytes = self._notsent_lowat_bytes
-        limit_unsent(self._sock, min(size_bytes or most_bytes, most_bytes or size_bytes))
-
-    def line_figures(self) -> LineFigures | None:
-        """Return what the kernel knows of the line to the peer; None: nothing, or it is that of a proxy. Any thread."""
-        return line_figures(self._sock) if self.peer == peer_name(self._sock) else None
-
-    def window_bytes(self) -> int | None:
-        """Return the room in the peer's receive buffer, as it last told; None: not known. Any thread."""
-        line = self.line_figures()
-        return None if line is None else line.window_bytes
-
-    def strained(self) -> bool:
-        """Return whether the thread of the group had no room a moment ago."""
-        group = self.group
-        return group is not None and group.strained()
-
-    def shared_stall(self) -> StallSpan | None:
-        """Return when most viewers of the group stopped last, and up to when. None: never."""
-        group = self.group
-        return None if group is None else group.stall.span(group.now())
-
-    def request_flush(self) -> None:
-        """Flush soon on the owning thread."""
-        self.registration.schedule(self._flush_job)
-
-    def _flush(self) -> None:
-        self.sender.flush()
-
-    def want_writable(self, wanted: bool) -> None:  # noqa: FBT001 - the protocol's signature
-        """Watch, or stop watching, the socket for output."""
-        group = self.group
-        if group is None or self._over:
-            return
-        if self._secure is not None:
-            self._secure.write_waits = wanted
-            self._watch_secure()
-        elif wanted:
-            group.watch_output(self._sock, self.sender.writable)
-        else:
-            group.rest_output(self._sock)
-
-    # -- TLS: the handshake, and what else its socket waits for
-
-    def _read_secure(self, sock: TlsSocket, buffer: memoryview) -> int:
-        if not sock.established:
-            return self._step_of_handshake(sock, buffer)
-        began = self.clock()
-        try:
-            count = sock.recv_into(buffer)
-        except BlockingIOError:
-            self._charge(began)  # what held no data is work all the same
-            if sock.read_wants_write:
-                self._watch_secure()
-            raise
-        if sock.pending_input():  # the descriptor does not tell of it
-            self.registration.run_soon(self.receiver.input_ready, _SECURE_INPUT)
-        return count
-
-    def _step_of_handshake(self, sock: TlsSocket, buffer: memoryview) -> int:
-        """Go on with the handshake: it is the peer's work, and waits where there is no time for it in this turn."""
-        group = self.group
-        if group is not None and sock.server_side and (group.work.handshakes_wait or self.work.turn_over):
-            raise BlockingIOError  # it stays readable: the loop asks again in its next turn
-        began = self._begin_turn()
-        try:
-            return sock.recv_into(buffer)
-        finally:
-            took_s = self._charge(began)
-            if group is not None:
-                group.work.handshake(took_s)
-            if sock.established:
-                sock.handshake_by = _NEVER
-                self._arm()
-            self._watch_secure()
-
-    def _secure_input(self) -> None:
-        """Go on with reading; while input is held, with the handshake alone."""
-        sock = self._secure
-        if sock is None or self._over or self.receiver.reading:
-            self.receiver.input_ready()
-            return
-        try:
-            self._step_of_handshake(sock, memoryview(bytearray()))
-        except (BlockingIOError, InterruptedError):
-            return
-        except (OSError, RemoteProtocolError) as error:
-            self.process_error(error)
-            return
-        if sock.established:
-            self.reading_changed(self.receiver.reading)
-        else:
-            self.terminate(CloseReason.PEER_CLOSED, "")
-
-    def _secure_kept(self) -> None:
-        self.registration.run_soon(self._watch_secure, _SECURE)
-
-    def _watch_secure(self) -> None:
-        """Watch the socket for output while TLS waits for that, or the Sender does and TLS can help it."""
-        group, sock = self.group, self._secure
-        if group is None or sock is None or self._over:
-            return
-        reads = self.receiver.reading or not sock.established  # else its wish waits for the end of the hold
-        if (sock.read_wants_write and reads) or (sock.established and (sock.kept_bytes or sock.write_waits)):
-            group.watch_output(sock, self._secure_writable)
-        else:
-            group.unwatch_output(sock)
-
-    def _secure_writable(self) -> None:
-        """The kernel takes more: go on with what waits for it, in the order in which it came."""
-        sock = self._secure
-        if sock is None:
-            return
-        if sock.read_wants_write:
-            self._secure_input()
-        try:
-            free = sock.push()
-        except OSError as error:
-            self.sender.broken(error.with_traceback(None))
-            return
-        if free and sock.write_waits:
-            self.sender.writable()
-        self._watch_secure()
-
-    # -- output: what else the Sender asks of its host
-
-    def send_state_changed(self, state: SendState, change: StateChange) -> None:
-        """Hand an edge to the session; under the Sender's lock."""
-        try:
-            self.session.send_state_changed(state, change)
-        except Exception:
-            raise
-        except BaseException as error:
-            raise as_exception(error) from error  # the Sender contains exceptions only
-
-    def ledger_grew(self) -> None:
-        """Read the ledger soon."""
-        self.registration.run_soon(self._read_ledger, _LEDGER)
-
-    def _read_ledger(self) -> None:
-        for entry in self.sender.unread_ledger():
-            try:
-                self.session.ledger_entry(entry)
-            except BaseException as error:  # noqa: BLE001 - neither the other entries nor the end may be lost for it
-                self._handler_failed("ledger_entry", error)
-
-    # -- deadlines
-
-    def set_deadline(self, when: float) -> None:
-        """Tick the Sender at `when`. Any thread."""
-        group = self.group
-        if group is not None and group.in_thread():
-            self._set_sender_due(when)
-            return
-        with self._lock:
-            self._wished_due = min(self._wished_due, when)
-        self.registration.run_soon(self._take_wish, _DEADLINE)
-
-    def _take_wish(self) -> None:
-        with self._lock:
-            when, self._wished_due = self._wished_due, _NEVER
-        self._set_sender_due(when)
-
-    def _set_sender_due(self, when: float) -> None:
-        if when < self._sender_due:
-            self._sender_due = when
-            self._arm()
+    # -- its thread
 
     def set_timer(self, when: float | None) -> None:
         """Call the session's `timer` at `when`, instead of an earlier wish. None: not at all. Owning thread."""
-        due = _NEVER if when is None else when
-        if due != self._timer_due:
-            self._timer_due = due
-            self._arm()
-
-    def set_protocol_timer(self, when: float | None) -> None:
-        """Do the same for what speaks the session's protocol: the session has the other one for itself."""
-        self._protocol_due = _NEVER if when is None else when
-        self._arm()
-
-    def _arm(self) -> None:
-        group = self.group
-        if group is None or self._over:
-            return
-        when = min(self._sender_due, self._timer_due, self._protocol_due, self._slowed_until)
-        if self._held_end is not None:
-            when = min(when, self._held_end[0])
-        if self._secure is not None:
-            when = min(when, self._secure.handshake_by)
-        if when < _NEVER:
-            group.deadlines.set(self, when)
-        else:
-            group.deadlines.remove(self)
-
-    def deadline_due(self, now: float) -> None:
-        """Call what is due; called by the group."""
-        if now >= self._sender_due:
-            self._sender_due = _NEVER
-            self.sender.tick()
-        if now >= self._slowed_until:
-            self._slowed_until = _NEVER
-            self.receiver.resume(_SLOWED)
-        if self._secure is not None and now >= self._secure.handshake_by:
-            self._secure.handshake_by = _NEVER
-            self.terminate(CloseReason.HANDSHAKE_TIMEOUT, f"the TLS handshake took more than {HANDSHAKE_S:g} s")
-        late = now - min(self._timer_due, self._protocol_due) >= _LATE_S
-        if late and self.receiver.reading:
-            self.receiver.input_ready()  # the session may have been about to say that nothing has come
-        if not (late and self.work.turn_over):  # its input is for the next turn, so is this
-            if now >= self._protocol_due:
-                self._protocol_due = _NEVER
-                self._call_timer(self._handler, now)
-            if now >= self._timer_due:
-                self._timer_due = _NEVER
-                self._call_timer(self.session, now)
-        if self._held_end is not None and now >= self._held_end[0]:
-            self._look_at_held_end(now, *self._held_end[1:])
-        self._arm()
-
-    def _call_timer(self, session: Session, now: float) -> None:
-        if self.ended is not None:
-            return
-        began = self._begin_turn()
-        try:
-            session.timer(now)
-        except BaseException as error:  # noqa: BLE001 - as for input: the session's error is the connection's end
-            self._handler_failed("timer", error)
-        finally:
-            self._charge(began)
-
-    # -- what it is
-
-    def why(self) -> str:
-        """Return the Sender's `why`, the rendition, and whether input is slowed as too much work. Any thread."""
-        parts, now = [self.sender.why()], self.clock()
-        if self.renditions is not None and (words := self.renditions.describe(now)):
-            parts.append(words)
-        if self.work.slowed(now):
-            parts.append(f"input slowed, it took {self.work.work_s:.3g} s of the thread's time")
-        return "; ".join(parts)
-
-    def delay_ms(self) -> float:
-        """Return how far behind the peer is: the age of the oldest that it has not taken, here or in the kernel.
-
-        See `flowctl.core.flow.meters`. Any thread.
-        """
-        return self.sender.sample_delay(unacknowledged_bytes(self._sock))
-
-    def load(self) -> float:
-        """Return how much work this connection is, in viewers of a stream, for placing and rebalancing. Any thread.
-
-        Serving is counted as 1; what it sends us counts by its mean rate, since a publisher's media is parsed and
-        inspected message by message.
-        """
-        open_s = max(self.clock() - self.opened_at, _LEAST_MEAN_S)
-        return 1.0 + self.receiver.bytes_in / open_s / INPUT_BYTES_PER_VIEWER_S
-
-    def movable(self) -> bool:
-        """Return whether the connection may go to another thread: not while a coroutine runs on this one. Any thread.
-
-        Otherwise two threads would work for one session. Nor while its socket lingers, nor where it is pinned.
-        """
-        coroutines = self._coroutines  # read once: the end of the connection lets it go
-        running = coroutines is not None and coroutines.running
-        return not (self._over or running or self.session.pinned)
-
-    def describe(self) -> str:
-        """Return number and peer, for logs."""
-        return f"connection {self.number} ({join_host_port(*self.peer)})"
-
-    def fileno(self) -> int:
-        """Return the descriptor of the socket, -1 once it is closed."""
-        return self._sock.fileno()
-
-    # -- calling the session
+        self.core.set_timer(when)
 
     def call_soon(self, callback: Callable[..., Any], *args: Any) -> bool:
         """Call on the connection's own thread, soon and in order, also when it moves to another. Any thread.
@@ -1209,49 +418,9 @@ class Connection:
             False if the connection is over or about to end: it is not called then, nor if the end comes first.
 
         Raises:
-            LocalProtocolError: `MAX_CALLS` calls wait. The peer has no part in it, and goes on being served.
+            LocalProtocolError: 16384 calls wait. The peer has no part in it, and goes on being served.
         """
-        with self._lock:
-            if self._ending is not None:
-                return False
-            if self._calls is None:
-                self._calls = deque()
-            if len(self._calls) >= MAX_CALLS:
-                raise LocalProtocolError(
-                    f"call_soon of {self.describe()}: {MAX_CALLS} calls wait for its thread already",
-                    hint="a handler blocks the thread, or calls are asked for faster than they run: wait for some",
-                )
-            self._calls.append((callback, args))
-        self.registration.run_soon(self._run_calls, _CALLS)
-        return True
-
-    def _run_calls(self) -> None:
-        with self._lock:
-            calls, self._calls = self._calls, None
-        for callback, args in calls or ():
-            if self.ended is not None:
-                return
-            try:
-                callback(*args)
-            except BaseException as error:  # noqa: BLE001 - as for every handler
-                self._handler_failed(getattr(callback, "__name__", "call"), error)
-
-    def handler_failed(self, where: str, error: BaseException) -> None:
-        """Report that a handler of the session raised. Any thread."""
-        what = f"{where} of {self.describe()}"
-        if self._home is not None:
-            self._home.report(what, error)
-        else:
-            report(log_error, what, error)  # it has not been on a group yet
-
-    def _handler_failed(self, where: str, error: BaseException) -> None:
-        """End the connection for what a handler raised; report it unless it is the peer's fault."""
-        if self._over and isinstance(error, ClosedError):
-            return  # a coroutine that was told, as it waited, that the connection is over
-        reason, details = handler_reason(error)
-        if reason is CloseReason.INTERNAL:
-            self.handler_failed(where, error)
-        self.terminate(reason, details)
+        return self.core.call_soon(callback, *args)
 
     def run_coroutine(
         self, coroutine: Coroutine[Any, Any, Any], where: str, then: Callable[[], object] | None = None
@@ -1263,72 +432,49 @@ class Connection:
             where: what it is of, for the report of an exception.
             then: called on the connection's thread when it has ended well.
         """
-        if self.group is None:
-            coroutine.close()
-        else:
-            self._start(self.group, coroutine, where, then)
+        self.core.start(self.core.group, coroutine, where, then)
 
-    def _start(
-        self,
-        group: PollGroup,
-        coroutine: Coroutine[Any, Any, Any],
-        where: str,
-        then: Callable[[], object] | None = None,
-        offered_bytes: int = 0,
-    ) -> None:
-        if self._coroutines is None:
-            self._coroutines = Coroutines(self._handler_failed)
-            if self._over:  # one of `closed`, which the end of its loop may cancel
-                self._coroutines.cancel()
-        self._coroutines.start(group.loop, coroutine, where, then, offered_bytes)
+    # -- what it is
 
-    def _call_session(self, group: PollGroup | None, method: Callable[..., Any], where: str, *args: Any) -> None:
-        """Call a method of the session that may be a coroutine function; contain its exception."""
-        try:
-            answer = method(*args)
-            if not inspect.iscoroutine(answer):
-                return
-            if group is None:  # abandoned: there is no loop left to run it on
-                answer.close()
-            elif where == "opened":
-                self.receiver.pause(_OPENING, "opening")
-                self._start(group, answer, where, lambda: self.receiver.resume(_OPENING))
-            else:
-                self._start(group, answer, where)
-        except BaseException as error:  # noqa: BLE001 - one session's fault must not cost the others their thread
-            self._handler_failed(where, error)
+    @property
+    def session(self) -> Session:
+        """The application's end. Once the connection is over, a `Session` that does nothing."""
+        session = self.core.session
+        return session if isinstance(session, Session) else _ENDED_SESSION
 
+    @property
+    def secure(self) -> bool:
+        """Whether it speaks TLS."""
+        return isinstance(self.core, SecureCore)
 
-def reason_for(error: BaseException) -> tuple[CloseReason, str]:
-    """Return the close reason and details that `error`, of a read or of flowctl's own tree, stands for."""
-    if isinstance(error, LimitExceededError):
-        if error.limit == "handshake_time_s":
-            return CloseReason.HANDSHAKE_TIMEOUT, str(error)
-        return (CloseReason.IDLE if error.limit in _IDLE_LIMITS else CloseReason.LIMIT_HIT), str(error)
-    if isinstance(error, RemoteProtocolError):
-        return CloseReason.PROTOCOL_ERROR, f"{error.code}: {error}"
-    if isinstance(error, (BrokenError, OSError)):
-        return CloseReason.PEER_RESET, str(error)
-    return CloseReason.INTERNAL, f"{type(error).__name__}: {error}"
+    def window_bytes(self) -> int | None:
+        """Return the room in the peer's receive buffer, as it last told; None: not known. Any thread."""
+        line = self.core.host.line_figures()
+        return None if line is None else line.window_bytes
+
+    def delay_ms(self) -> float:
+        """Return how far behind the peer is: the age of the oldest that it has not taken, here or in the kernel.
+
+        See `flowctl.core.flow.meters`. Any thread.
+        """
+        return self.sender.sample_delay(self.core.host.kernel_bytes())
+
+    def why(self) -> str:
+        """Return the Sender's `why`, the rendition, and whether input is slowed as too much work. Any thread."""
+        parts, now = [self.sender.why()], self.now()
+        if self.renditions is not None and (words := self.renditions.describe(now)):
+            parts.append(words)
+        if self.work.slowed(now):
+            parts.append(f"input slowed, it took {self.work.work_s:.3g} s of the thread's time")
+        return "; ".join(parts)
+
+    def __str__(self) -> str:
+        """Return number and peer, for logs."""
+        return self.core.describe()
 
 
-def handler_reason(error: BaseException) -> tuple[CloseReason, str]:
-    """Return the same for what a handler raised: its OSError says nothing about this connection's socket."""
-    if isinstance(error, FlowctlError):
-        return reason_for(error)
-    return CloseReason.INTERNAL, f"{type(error).__name__}: {error}"
-
-
-def as_result(answer: object, size: int) -> InputResult:
-    if answer is None:
-        return DONE
-    if isinstance(answer, InputResult):
-        return answer
-    if isinstance(answer, int):
-        return InputResult(InputVerdict.NEED_MORE, ALL if answer == size else answer)
-    if asyncio.iscoroutine(answer):
-        answer.close()
-    raise InternalError(
-        f"received() returned {type(answer).__name__}, it must return a number of bytes, an InputResult or None",
-        hint="declare a coroutine with async def",
-    )
+def connection_of(sender: Sender) -> Connection | None:
+    """Return the connection whose Sender it is. None: it is over, or there is none. Any thread."""
+    host = sender.host
+    owner: Connection | None = host.owner if isinstance(host, ConnectionHost) else None
+    return owner

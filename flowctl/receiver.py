@@ -140,9 +140,12 @@ class InputMode(IntEnum):
     STOPPED = 2  #: nothing: a holder grants none
 
 
-class _Holder(NamedTuple):
+class Hold(NamedTuple):
+    """What one owner holds input for, how much it grants for control all the same, and since when it does."""
+
     reason: str
     control_bytes: int
+    since: float
 
 
 class InputHolds:
@@ -156,7 +159,7 @@ class InputHolds:
     __slots__ = ("_holders", "_longest_s", "_paused_s", "_since", "pauses")
 
     def __init__(self) -> None:
-        self._holders: dict[Hashable, _Holder] = {}
+        self._holders: dict[Hashable, Hold] = {}
         self._since: float | None = None  # when the first of the present holders came
         self._paused_s = 0.0  # time of the pauses that are over
         self._longest_s = 0.0  # the longest of them
@@ -167,7 +170,7 @@ class InputHolds:
         before = self._holders.get(owner)
         if before is None and len(self._holders) >= MAX_HOLDERS:
             raise LocalProtocolError(f"input is held by {MAX_HOLDERS} owners already")
-        self._holders[owner] = _Holder(reason, control_bytes)
+        self._holders[owner] = Hold(reason, control_bytes, now if before is None else before.since)
         if before is None or before.reason != reason:
             key = reason if reason in self.pauses or len(self.pauses) < MAX_REASONS else OTHER_REASONS
             self.pauses[key] = self.pauses.get(key, 0) + 1
@@ -175,13 +178,13 @@ class InputHolds:
             self._since = now
         return before is None
 
-    def discard(self, owner: Hashable, now: float) -> bool:
-        """Strike out `owner`; True if it held."""
-        if self._holders.pop(owner, None) is None:
-            return False
-        if not self._holders:
+    def discard(self, owner: Hashable, now: float) -> Hold | None:
+        """Strike out `owner`; return its hold. None: it held nothing."""
+        hold = self._holders.pop(owner, None)
+        if hold is not None and not self._holders:
+            self._holders = {}  # an emptied table stays as large as it was
             self._close_pause(now)
-        return True
+        return hold
 
     def clear(self, now: float) -> None:
         """Strike out everybody: the connection is at its end."""
@@ -234,14 +237,9 @@ class _EndedHandler:
         del data, control_only
         return DONE
 
-    def reading_changed(self, wanted: bool) -> None:  # noqa: FBT001 - the protocol's signature
-        """Do nothing."""
+    def _nothing(self, *args: object) -> None: ...
 
-    def process_eof(self) -> None:
-        """Do nothing."""
-
-    def process_error(self, error: Exception) -> None:
-        """Do nothing."""
+    reading_changed = process_eof = process_error = _nothing
 
 
 _ENDED_HANDLER: Final = _EndedHandler()
@@ -363,23 +361,24 @@ class Receiver:
             self._run_soon()
         return is_new
 
-    def resume(self, owner: Hashable) -> bool:
+    def resume(self, owner: Hashable) -> Hold | None:
         """End the hold of `owner`; any thread, also under the Sender's lock.
 
         When it was the last, the handler is called soon on the owning thread with what is kept, even if that is
         nothing, and then reading goes on.
 
         Returns:
-            True if `owner` held input.
+            The hold that has ended. None: `owner` held no input.
         """
         now = self._clock()
         with self._lock:
-            if self._over or self._holds is None or not self._holds.discard(owner, now):
-                return False
+            hold = None if self._over or self._holds is None else self._holds.discard(owner, now)
+            if self._holds is None or hold is None:
+                return None
             changed = self._holds_changed_locked(self._holds)
         if changed:
             self._run_soon()
-        return True
+        return hold
 
     def trigger_input(self) -> None:
         """Offer the handler what is kept, even nothing, soon, on the owning thread; lifts BLOCK; any thread.

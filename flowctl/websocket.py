@@ -312,7 +312,7 @@ class WebSocketSession(Session):
         Raises:
             LocalProtocolError: it follows a topic already, it is not open, or this is another thread.
         """
-        if self.__protocol__.phase is not _Phase.OPEN or not self.connection.in_thread():
+        if self.__protocol__.phase is not _Phase.OPEN or not self.connection.core.host.in_thread():
             raise LocalProtocolError(
                 "follow() is for an open client, on its thread", hint="call it from accepted(), or by call_soon"
             )
@@ -408,7 +408,7 @@ class _Protocol(Session):
 
     def opened(self) -> Awaitable[None] | None:
         """Wait for the request."""
-        self.connection.set_protocol_timer(self.connection.now() + self._session.handshake_s)
+        self.connection.core.set_protocol_timer(self.connection.now() + self._session.handshake_s)
         return self._session.opened()
 
     def received(self, data: memoryview) -> InputResult:
@@ -497,7 +497,7 @@ class _Protocol(Session):
     def _refuse(self, answer: HttpAnswer, reason: CloseReason) -> None:
         self.words, self.phase, self._head = answer.wire(), _Phase.OVER, None
         denied = answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
-        self.connection.terminate(CloseReason.AUTH_REFUSED if denied else reason, f"answered with {answer.status}")
+        self.connection.close(CloseReason.AUTH_REFUSED if denied else reason, f"answered with {answer.status}")
 
     def _accept(self, headers: Headers, key: bytes) -> None:
         connection, session = self.connection, self._session
@@ -509,7 +509,9 @@ class _Protocol(Session):
         self.phase, session.accept_headers = _Phase.OPEN, ()
         if connection.ended is not None:
             return  # the client has gone meanwhile
-        connection.set_protocol_timer(connection.now() + session.ping_interval_s if session.ping_interval_s else None)
+        connection.core.set_protocol_timer(
+            connection.now() + session.ping_interval_s if session.ping_interval_s else None
+        )
         self._handle(session.accepted(), "accepted")
 
     # -- frames of the client
@@ -574,7 +576,7 @@ class _Protocol(Session):
             return
         self.words = close.answer
         broken = close.code in {1002, 1007}
-        connection.terminate(CloseReason.PROTOCOL_ERROR if broken else CloseReason.LIMIT_HIT, said)
+        connection.close(CloseReason.PROTOCOL_ERROR if broken else CloseReason.LIMIT_HIT, said)
 
     # -- time
 
@@ -587,7 +589,7 @@ class _Protocol(Session):
             text = f"the handshake took more than {self._session.handshake_s:g} s\n"
             self._refuse(HttpAnswer(status, text), CloseReason.HANDSHAKE_TIMEOUT)
         elif self.phase is _Phase.OPEN and self._session.ping_interval_s:
-            connection.set_protocol_timer(self._look_at_silence(now))
+            connection.core.set_protocol_timer(self._look_at_silence(now))
 
     def _look_at_silence(self, now: float) -> float | None:
         """Ping the client if it is time to; return when to look again."""
@@ -600,13 +602,13 @@ class _Protocol(Session):
         elif timeout_s:
             if now < pinged.at + timeout_s:
                 return pinged.at + timeout_s
-            takes = connection.taken_bytes() > pinged.taken_bytes + len(_PING)
+            takes = connection.core.host.taken_bytes() > pinged.taken_bytes + len(_PING)
             if not (takes or self._handling or connection.sender.blocked or connection.receiver.paused):
-                connection.terminate(CloseReason.IDLE, f"no answer to a ping within {timeout_s:g} s")
+                connection.close(CloseReason.IDLE, f"no answer to a ping within {timeout_s:g} s")
                 return None
-            self._pinged = pinged._replace(at=now, taken_bytes=connection.taken_bytes())
+            self._pinged = pinged._replace(at=now, taken_bytes=connection.core.host.taken_bytes())
             return now + timeout_s
-        self._pinged = _Pinged(now, connection.taken_bytes())
+        self._pinged = _Pinged(now, connection.core.host.taken_bytes())
         connection.sender.send(_PING, MessageClass.CONTROL)
         return now + min(timeout_s or interval_s, interval_s)
 

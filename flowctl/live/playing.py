@@ -363,7 +363,9 @@ class Playing:
         if self._episode is None:
             more = {"to": self._words.place} if self._words.place else {}
             connection, words = self._connection, self._words.trouble
-            self._episode = Episode(fields | more, connection.why, self._dropped, words, connection.shared_stall)
+            self._episode = Episode(
+                fields | more, connection.why, self._dropped, words, connection.core.host.shared_stall
+            )
         self._episode.note_entry(entry, closed=self._connection.sender.closed)
 
     def _dropped(self) -> Counts:
@@ -468,7 +470,7 @@ class ViewerSession(Session):
         try:
             self.connection.call_soon(callback, *args)
         except LocalProtocolError as error:
-            self.connection.handler_failed("on_thread", error)
+            self.connection.core.handler_failed("on_thread", error)
             self.connection.close(CloseReason.INTERNAL, str(error))
 
     def stream_ended(self, stream: Stream) -> None:

@@ -17,12 +17,14 @@ from contextvars import Context
 from typing import ClassVar, Final, TypeVarTuple, Unpack, cast
 
 from flowctl.connection import Connection, Session
+from flowctl.core.connecting.core import ConnectionCore
 from flowctl.core.flow.limits import NO_LIMITS, Limits
 from flowctl.core.flow.policy import DropPolicy
 from flowctl.core.loop.deadlines import Deadlines
 from flowctl.core.loop.processor import DeferredProcessor
 from flowctl.core.loop.work import ThreadWork
 from flowctl.core.sending.settings import SenderSettings
+from flowctl.deferred import Registration
 from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
 from flowctl.testing.host import ManualClock, ManualGroup
@@ -144,14 +146,16 @@ class HandGroup(ManualGroup):
     def _arm(self, when: float) -> None:
         self.call_later(max(0.0, when - self.clock()), lambda: self.deadlines.run_due(self.clock()))
 
-    def add(self, connection: Connection) -> None:
-        connection.registration.bind(self.processor, hold=True)
-        connection.attached(cast("PollGroup", self))
-        connection.registration.activate()
+    def add_pollable(self, pollable: ConnectionCore, registration: Registration) -> None:
+        """Have `pollable` live here at once, as a poll group does soon."""
+        registration.bind(self.processor, hold=True)
+        pollable.attached(cast("PollGroup", self))
+        registration.activate()
 
-    def remove_pollable(self, connection: Connection) -> None:
-        connection.detached(cast("PollGroup", self))
-        connection.registration.unbind()
+    def remove_pollable(self, pollable: ConnectionCore) -> None:
+        """Have it live here no longer."""
+        pollable.detached(cast("PollGroup", self))
+        pollable.host.registration.unbind()
 
     def watch_input(self, wire: MemoryWire, callback: Callable[[], object], *, gather: bool = False) -> None:
         self.ends.pop(wire, None)
@@ -340,7 +344,7 @@ def drive(
     connection = Connection(
         cast("socket.socket", wire), session, limits=limits, policy=policy, settings=settings, clock=group.clock
     )
-    group.add(connection)
+    connection.live_on(cast("PollGroup", group))
     driven = Driven(connection, session, group, wire)
     driven._settle()  # noqa: SLF001 - `opened` is called
     return driven

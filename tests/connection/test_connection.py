@@ -10,7 +10,8 @@ import threading
 import pytest
 from connection_kit import WAIT_S, Noting, Reader, ask, wait_until
 
-from flowctl.connection import INPUT_BYTES_PER_VIEWER_S, MAX_CALLS, Connection
+from flowctl.connection import Connection
+from flowctl.core.connecting.core import INPUT_BYTES_PER_VIEWER_S, MAX_CALLS
 from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.state import SendState
@@ -19,6 +20,7 @@ from flowctl.core.sending.contract import SendOutcome
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import LocalProtocolError, ReentryError
 from flowctl.reasons import CloseReason
+from flowctl.sender import Sender
 from flowctl.testing import ManualClock
 
 SMALL = SocketOptions(send_buffer_bytes=4096)
@@ -143,6 +145,23 @@ def test_close_after_flush_when_the_peer_does_not_read_gives_up_and_resets(link)
     assert isinstance(_end_of(peer), ConnectionResetError)
 
 
+def test_deadline_when_another_thread_sets_it_has_the_sender_tick_on_its_own(link):
+    """A tick sets what is still to come: so no time that another thread has found is kept anywhere else."""
+    ticks = []
+
+    class Ticking(Sender):
+        __slots__ = ()
+
+        def tick(self):
+            ticks.append(threading.get_ident())
+            super().tick()
+
+    connection, _ = link(Noting(), make_sender=Ticking)
+    connection.core.host.set_deadline(connection.now() + 1000)
+    wait_until(lambda: ticks)
+    assert ticks == [connection.group.thread_id]
+
+
 def _end_of(peer):
     reader = Reader(peer)
     reader.wait()
@@ -178,7 +197,7 @@ def test_abandon_when_no_group_is_left_closes_all_the_same():
     ours, peer = socket.socketpair()
     session = Noting()
     connection = Connection(ours, session)
-    connection.abandon("nobody left")
+    connection.core.abandon("nobody left")
     assert session.ends == [(CloseReason.SHUTDOWN, "nobody left")]
     assert peer.recv(1) == b""
     peer.close()
@@ -216,7 +235,7 @@ def test_timer_when_our_thread_was_late_comes_after_what_the_peer_has_sent(link,
         peer.sendall(b"here")
         if turn_over:
             connection.work.address.charge(1.0, now)
-        connection.deadline_due(now)
+        connection.core.deadline_due(now)
 
     ask(connection, late)
     wait_until(lambda: "timer" in session.calls)
@@ -377,7 +396,7 @@ def test_migrate_when_sending_and_receiving_loses_and_reorders_nothing(link, gro
         turn = 0
         while not stop.is_set():
             here, there = groups[turn % 2], groups[(turn + 1) % 2]
-            if here.migrate(connection, there):
+            if here.migrate(connection.core, there):
                 turn += 1
                 wait_until(lambda there=there: connection.group is there or stop.is_set())
 
@@ -417,11 +436,11 @@ def test_migrate_when_another_thread_sends_on_the_way_leaves_the_socket_to_the_o
         ours, _ = listener.accept()
     session, hanging = Noting(), threading.Event()
     connection = Arriving(ours, session, options=SMALL, limits=Limits.parse("10KiB,0", "0,0"))
-    groups[0].add_pollable(connection, connection.registration)
+    connection.live_on(groups[0])
     wait_until(lambda: session.calls)
     groups[1].call_soon(lambda: (hanging.set(), gate.wait(WAIT_S)))
     assert hanging.wait(WAIT_S)
-    assert groups[0].migrate(connection, groups[1])
+    assert groups[0].migrate(connection.core, groups[1])
     wait_until(lambda: connection.group is None)
     data = [bytes([number]) * 20_000 for number in range(20)]
     for item in data:
@@ -441,7 +460,7 @@ def test_migrate_when_a_call_waits_takes_it_along(link, groups):
         if number % 10 == 5:
             group = connection.group
             if group is not None:
-                group.migrate(connection, groups[0] if group is groups[1] else groups[1])
+                group.migrate(connection.core, groups[0] if group is groups[1] else groups[1])
     wait_until(lambda: len(ran) == 50)
     assert ran == list(range(50))
 
@@ -451,7 +470,7 @@ def test_attached_when_the_buffer_does_not_fit_ends_the_connection(link, failure
     connection, peer = link(session, capacity_bytes=1 << 24)
     assert session.wait_end()[0] is CloseReason.INTERNAL
     assert peer.recv(1) == b""
-    assert connection.fileno() == -1
+    assert connection.core.host.sock.fileno() == -1
     assert any("attaching" in where for where, _ in failures)
     failures.clear()
 
@@ -459,19 +478,19 @@ def test_attached_when_the_buffer_does_not_fit_ends_the_connection(link, failure
 def test_describe_when_asked_names_number_and_peer(link):
     connection, peer = link(Noting(), tcp=True)
     port = peer.getsockname()[1]
-    assert connection.describe() == f"connection {connection.number} (127.0.0.1:{port})"
+    assert str(connection) == f"connection {connection.number} (127.0.0.1:{port})"
 
 
 def test_load_when_the_peer_sends_much_is_that_of_several_viewers(link):
     """A viewer weighs 1, a publisher more by the mean rate at which it sends, so that threads get equal work."""
     clock = ManualClock(100.0)
     connection, peer = link(Noting(), clock=clock)
-    assert connection.load() == 1.0
+    assert connection.core.load() == 1.0
     peer.sendall(bytes(10 * INPUT_BYTES_PER_VIEWER_S))
     wait_until(lambda: connection.receiver.bytes_in == 10 * INPUT_BYTES_PER_VIEWER_S)
-    assert connection.load() == 11.0
+    assert connection.core.load() == 11.0
     clock.advance(5.0)
-    assert connection.load() == 3.0
+    assert connection.core.load() == 3.0
 
 
 def test_pause_when_control_is_granted_and_not_looked_at_keeps_the_peer(link):

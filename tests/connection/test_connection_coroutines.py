@@ -207,14 +207,14 @@ def test_rebalance_when_a_coroutine_runs_leaves_its_connection(link, groups):
     connection, peer = link(session)
     peer.sendall(b"first")
     wait_until(lambda: session.taken == [b"(opened)", b"first"])
-    assert not connection.movable()
-    assert groups[0].migrate(connection, groups[1])
+    assert not connection.core.movable()
+    assert groups[0].migrate(connection.core, groups[1])
     for _ in range(3):
         ask(connection, lambda: None)
     assert connection.group is groups[0]
     ask(connection, session.gate.set)
-    wait_until(connection.movable)
-    assert groups[0].migrate(connection, groups[1])
+    wait_until(connection.core.movable)
+    assert groups[0].migrate(connection.core, groups[1])
     wait_until(lambda: connection.group is groups[1])
     connection.close(CloseReason.KICKED, "bye")
     assert session.wait_end() == (CloseReason.KICKED, "bye")

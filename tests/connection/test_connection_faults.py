@@ -50,7 +50,7 @@ def test_handler_when_it_raises_anything_ends_only_its_connection(link, failures
     elif name in {"peer_ended", "closed"}:
         peer.shutdown(socket.SHUT_WR)
     assert closed.wait(WAIT_S)
-    assert connection.fileno() == -1
+    assert connection.core.host.sock.fileno() == -1
     assert connection.ended[0] is (CloseReason.PEER_CLOSED if name == "closed" else CloseReason.INTERNAL)
     assert failing.calls.count("closed") == (name != "closed")
     assert echoes(other, neighbour)
@@ -94,7 +94,7 @@ def test_closed_when_it_raises_for_one_is_called_for_all_others(link, groups, fa
     wait_until(lambda: all(session.calls == ["opened"] for session in sessions))
     assert groups[0].stop(WAIT_S)
     assert [session.ends for session in sessions] == [[(CloseReason.SHUTDOWN, "poll group one stopped")]] * 5
-    assert {connection.fileno() for connection in connections} == {-1}
+    assert {connection.core.host.sock.fileno() for connection in connections} == {-1}
     assert len(failures) == 10
     failures.clear()
 
@@ -107,7 +107,7 @@ def test_jobs_when_an_application_uses_flowctls_names_are_not_taken_for_its_own(
         def opened(self) -> None:
             super().opened()
             for name in ("close", "receiver", "calls", "ledger", "deadline", "flush"):
-                self.connection.registration.job(lambda name=name: ran.append(name), name)
+                self.connection.core.host.registration.job(lambda name=name: ran.append(name), name)
 
     session = Named()
     connection, peer = link(session)

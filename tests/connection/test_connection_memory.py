@@ -37,7 +37,7 @@ class Talking(Session):
         self.over = threading.Event()
 
     def opened(self) -> None:
-        self.connection.set_timer(self.connection.clock() + 1000)
+        self.connection.set_timer(self.connection.now() + 1000)
 
     def received(self, data) -> None:
         self.connection.pause_input(self, "busy")
@@ -91,7 +91,7 @@ def test_connection_when_over_is_freed_without_the_collector(groups, failures, k
     session = Following(Fanouts(log)) if kind is Following else kind()
     connection = Watched(ours, session, make_sender=WatchedSender)
     over, refs = session.over, [weakref.ref(item) for item in (session, connection, connection.sender)]
-    groups[0].add_pollable(connection, connection.registration)
+    connection.live_on(groups[0])
     peer.settimeout(WAIT_S)
     peer.sendall(b"x")
     assert peer.recv(1) == b"x" or kind is Awaiting

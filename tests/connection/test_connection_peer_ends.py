@@ -12,7 +12,8 @@ import pytest
 from connection_kit import WAIT_S, Noting, Reader, wait_until
 
 from flowctl import Limits
-from flowctl import connection as connection_module
+from flowctl.core.connecting import core as core_module
+from flowctl.core.connecting import host as host_module
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.loop import lingering as _lingering
 from flowctl.core.loop.lingering import LINGER_BYTES
@@ -79,7 +80,7 @@ def test_close_after_flush_when_the_peer_goes_on_sending_delivers_everything(lin
     assert talker.error is None
     peer.close()
     assert released.wait(WAIT_S)
-    assert connection.fileno() == -1
+    assert connection.core.host.sock.fileno() == -1
     assert session.calls.count("closed") == 1
 
 
@@ -95,7 +96,7 @@ def test_close_when_the_peer_is_about_to_send_lets_it_read_why(link, reason):
     for _ in range(20):
         peer.sendall(b"one more command")
     assert Reader(peer).wait() == b"refused: wrong password"
-    wait_until(lambda: connection.fileno() == -1)
+    wait_until(lambda: connection.core.host.sock.fileno() == -1)
 
 
 def test_close_when_input_was_wrong_and_more_of_it_comes_delivers_the_answer(link):
@@ -144,7 +145,7 @@ def test_linger_when_nothing_moves_closes_and_resets_who_does_not_read(link, mon
     while not connection.sender.blocked:
         connection.sender.send(b"x" * 50_000)
     connection.close(CloseReason.KICKED, "")
-    wait_until(lambda: connection.fileno() == -1)
+    wait_until(lambda: connection.core.host.sock.fileno() == -1)
     reader = Reader(peer)
     reader.wait()
     assert isinstance(reader.error, ConnectionResetError)
@@ -167,7 +168,7 @@ def test_close_after_flush_when_the_peer_is_silent_for_a_while_gives_it_until_th
         groups[0].call_soon((looked := threading.Event()).set)
         assert looked.wait(WAIT_S)
         threading.Event().wait(0.03)
-    assert not connection.delivered
+    assert not connection.core.delivered
     assert Reader(peer).wait() == data
 
 
@@ -198,7 +199,7 @@ def test_delivered_when_the_end_is_under_way_waits_for_what_the_kernel_holds(lin
 
     class Looking(Noting):
         def ledger_entry(self, entry):
-            self.calls.append(self.connection.delivered)
+            self.calls.append(self.connection.core.delivered)
 
     session = Looking()
     connection, peer = link(
@@ -209,15 +210,15 @@ def test_delivered_when_the_end_is_under_way_waits_for_what_the_kernel_holds(lin
     connection.close_after_flush("done")
     session.wait_end()
     assert True not in session.calls
-    assert not connection.delivered
+    assert not connection.core.delivered
     assert len(Reader(peer).wait()) == 60_000
-    wait_until(lambda: connection.delivered)
+    wait_until(lambda: connection.core.delivered)
 
 
 @pytest.mark.parametrize("half_closed", [True, False])
 def test_linger_when_words_wait_behind_a_message_in_flight_has_both_arrive(link, monkeypatch, half_closed):
     """A peer that ends its own half may read on; and what our kernel has not got yet is not delivered."""
-    for module in (_lingering, connection_module):
+    for module in (_lingering, host_module):
         monkeypatch.setattr(module, "unacknowledged_bytes", lambda _: 0)
     monkeypatch.setattr(_lingering, "LINGER_QUIET_S", WAIT_S)
 
@@ -233,10 +234,10 @@ def test_linger_when_words_wait_behind_a_message_in_flight_has_both_arrive(link,
     session.wait_end()
     if half_closed:
         peer.shutdown(socket.SHUT_WR)
-    assert not connection.delivered
+    assert not connection.core.delivered
     data = Reader(peer).wait()
     assert (len(data), data[-4:]) == (4_000_003, b"xwhy")
-    wait_until(lambda: connection.delivered)
+    wait_until(lambda: connection.core.delivered)
 
 
 def test_linger_when_the_socket_cannot_be_watched_any_more_closes_at_once(link, groups, failures, monkeypatch):
@@ -245,7 +246,7 @@ def test_linger_when_the_socket_cannot_be_watched_any_more_closes_at_once(link, 
     def refuse(*_):
         raise ClosedError("no space left for another watch")
 
-    monkeypatch.setattr("flowctl.connection.Lingering", refuse)
+    monkeypatch.setattr("flowctl.core.connecting.core.Lingering", refuse)
     session = Noting()
     connection, peer = link(session, tcp=True)
     wait_until(lambda: "opened" in session.calls)
@@ -268,7 +269,7 @@ def test_stop_when_connections_linger_keeps_its_deadline(link, groups):
     assert released == []
     assert groups[0].stop(WAIT_S)
     assert set(released) == {connection for connection, _ in linked}
-    assert {connection.fileno() for connection, _ in linked} == {-1}
+    assert {connection.core.host.sock.fileno() for connection, _ in linked} == {-1}
     assert [session.calls.count("closed") for session in sessions] == [1, 1, 1]
 
 
@@ -338,7 +339,7 @@ def test_peer_when_it_resets_while_a_coroutine_runs_ends_the_connection(link):
 
 def test_peer_when_it_leaves_while_its_input_is_held_ends_soon(link, monkeypatch):
     """What is let in slowly is not worked on for long after a peer that has gone."""
-    monkeypatch.setattr(connection_module, "HELD_END_S", 0.1)
+    monkeypatch.setattr(core_module, "HELD_END_S", 0.1)
     session = Noting()
     connection, peer = link(session, tcp=True)
     wait_until(lambda: session.calls)
@@ -352,7 +353,7 @@ def test_peer_when_it_leaves_while_its_input_is_held_ends_soon(link, monkeypatch
 
 def test_peer_when_it_leaves_while_it_is_slowed_ends_though_holds_come_and_go(link, monkeypatch):
     """Who sends more than it may and leaves is not worked for: what it has left in our kernel is thrown away."""
-    monkeypatch.setattr(connection_module, "_SLOWED_END_S", 0.05)
+    monkeypatch.setattr(core_module, "_SLOWED_END_S", 0.05)
 
     class Slowing(Noting):
         taken = 0
@@ -361,7 +362,7 @@ def test_peer_when_it_leaves_while_it_is_slowed_ends_though_holds_come_and_go(li
             self.taken += 1
             now = self.connection.now()
             error = LimitExceededError("messages_per_second", 2, 1)
-            self.connection.slow(Overrun(error, now + 0.001, begins=False, ends=False), "test")
+            self.connection.core.slow(Overrun(error, now + 0.001, begins=False, ends=False), "test")
             self.connection.receiver.trigger_input()
             return InputResult(InputVerdict.BLOCK, 1)
 
@@ -376,7 +377,7 @@ def test_peer_when_it_leaves_while_it_is_slowed_ends_though_holds_come_and_go(li
 @pytest.mark.realtime  # its sends must not be further apart than the time that ends the connection
 def test_peer_when_it_half_closes_while_its_input_is_held_is_answered(link, monkeypatch):
     """A peer that takes what it is sent has not left: its request is answered when it is let in."""
-    monkeypatch.setattr(connection_module, "HELD_END_S", 0.05)
+    monkeypatch.setattr(core_module, "HELD_END_S", 0.05)
     session = Noting()
     session.stays = True
     connection, peer = link(session, tcp=True)
@@ -396,7 +397,7 @@ def test_peer_when_it_half_closes_while_its_input_is_held_is_answered(link, monk
 
 
 def test_peer_when_it_half_closes_while_a_coroutine_works_for_it_is_answered(link, monkeypatch):
-    monkeypatch.setattr(connection_module, "HELD_END_S", 0.02)
+    monkeypatch.setattr(core_module, "HELD_END_S", 0.02)
 
     class Slow(Noting):
         async def received(self, data) -> None:

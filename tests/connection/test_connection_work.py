@@ -52,7 +52,7 @@ class Thread:
         session = session or Costly(self.clock, cost_s)
         wire = MemoryWire((address, 1000))
         connection = Connection(wire, session, clock=self.clock, work_limits=limits)
-        self.group.add(connection)
+        self.group.add_pollable(connection.core, connection.core.host.registration)
         return connection, session, wire
 
     def feed(self, wires, seconds, data=b"x", gap_s=0.01):

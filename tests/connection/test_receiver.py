@@ -261,7 +261,7 @@ def test_close_when_called_inside_the_handler_ends_everything(kit):
     assert kit.watched == [True, False]
     assert kit.receiver.statistics().kept_bytes == 0
     assert kit.receiver.pause("a", "x") is False
-    assert kit.receiver.resume("a") is False
+    assert not kit.receiver.resume("a")
 
 
 # --- groups ------------------------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ class Play:
             receive_buffer_bytes=profile.receive_buffer_bytes,
             capacity_bytes=profile.capacity_bytes,
         )
-        self.local_port = self.connection._sock.getsockname()[1]
+        self.local_port = self.connection.core.host.sock.getsockname()[1]
 
     def _take(self, message, message_class):
         self.messages.append((message.type_id, message.timestamp, message.payload))
@@ -177,7 +177,7 @@ class Publish:
         self.classes = []
         self.publisher = RtmpPublisher(parse_address(url), source, on_sent=self._take, **settings)
         self.connection = start_client(group, self.publisher)
-        self.local_port = self.connection._sock.getsockname()[1]
+        self.local_port = self.connection.core.host.sock.getsockname()[1]
 
     def _take(self, tag, message_class):
         if tag.type_id in MEDIA:

@@ -33,7 +33,7 @@ def test_ffmpeg_and_our_player_when_they_speak_rtmps_get_every_packet(secured, c
     recorded = programs.play(server, tmp_path / "recorded.flv")
     ours = clients.play(server)
     wait_for_viewers(server, 2)
-    assert all(isinstance(item._sock, TlsSocket) for item in server.connections())
+    assert all(isinstance(item.core.host.sock, TlsSocket) for item in server.connections())
     published = programs.publish(server, source, rate=4.0)
     assert (published.wait(), published.log) == (0, "")
     assert recorded.wait() == 0

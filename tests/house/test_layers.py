@@ -56,7 +56,7 @@ LAYERS = {
     "fanout": layer("core.fanout", "words flow outgoing loop sending"),
     "streams": layer("wire.streams", "words flow rtmp outgoing loop sending fanout"),
     "streamset": layer("streamset", "words flow outgoing loop sending fanout"),
-    "connection": layer("connection", "words flow outgoing loop sending receiver fanout"),
+    "connection": layer("connection core.connecting", "words flow outgoing loop sending receiver fanout"),
     "diffusion": layer("nodes.diffusion", "words folders flow outcomes loop sending receiver connection"),
     "websocket": layer("websocket", "words frames flow outgoing loop sending receiver fanout connection"),
     "server": layer("core.server", "words text outcomes flow loop sending receiver connection"),

@@ -27,6 +27,12 @@ PUBLIC = """
     MessageScheduler ExhaustedError Access AuthLevel Batch ConnectionID JobResult KeyPair RpcNode Subscription
     HttpAnswer Topic TopicStatistics WebSocketRequest WebSocketSession
 """
+CONNECTION = """
+    call_soon close close_after_flush core delay_ms drained ended gather_input group live_on now number opened_at
+    pause_input peer place receiver renditions resume_input run_coroutine secure sender session set_timer turn_over
+    when_drained why window_bytes work writable
+"""
+"""What an application calls and reads of a connection, which is what it finds there. `core` is for all else."""
 TESTING = (
     "Driven drive ManualClock ManualGroup ManualHost ScriptedTransport ThrottledPeer check_drop_policy would_block"
 )
@@ -42,6 +48,10 @@ def test_public_names_when_of_the_test_kit_are_these():
 
 def test_public_names_when_of_the_bridge_to_asgi_are_these():
     assert importlib.import_module("flowctl.asgi").__all__ == ["Bridge", "WebSocketProtocol"]
+
+
+def test_public_names_when_of_a_connection_are_these():
+    assert CONNECTION.split() == [name for name in dir(flowctl.Connection) if not name.startswith("_")]
 
 
 def test_public_names_when_used_are_loaded_from_their_modules_and_explained():

@@ -139,7 +139,7 @@ def link(groups):
         peer.settimeout(WAIT_S)
         sockets.append(peer)
         connection = Connection(ours, session, **options)
-        groups[0].add_pollable(connection, connection.registration)
+        connection.live_on(groups[0])
         return connection, peer
 
     yield make

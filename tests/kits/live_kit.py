@@ -109,7 +109,7 @@ class Peer:
             work_limits=world.config.work,
         )
         world.peers.append(self)
-        world.group.add(self.connection)
+        world.group.add_pollable(self.connection.core, self.connection.core.host.registration)
 
     # -- asking
 

@@ -282,11 +282,11 @@ def test_moving_when_a_stream_ends_between_two_groups_is_not_missed(world):
     publisher = world.publisher()
     viewer = world.player()
     connection = viewer.connection
-    connection.detached(world.group)
-    connection.registration.unbind()
+    connection.core.detached(world.group)
+    connection.core.host.registration.unbind()
     publisher.session.close_stream()
     world.run()
-    world.group.add(connection)
+    world.group.add_pollable(connection.core, connection.core.host.registration)
     world.run()
     assert viewer.has(StreamEnded)
     assert viewer.live._playing.waits_until is not None

@@ -26,7 +26,7 @@ from flowctl.wire.streams.wirelog import WireLog
 
 LOG = logging.getLogger("memory")
 HEALTHY_BYTES = 7_000
-"""Most that a viewer may have of its own: 4.7 kB when this was written. With the kernel's page of Python's allocator,
+"""Most that a viewer may have of its own: 4.8 kB when this was written. With the kernel's page of Python's allocator,
 tables of the group and the log it has to stay below 10 kB of resident memory (docs/benchmarks.md)."""
 STALLED_BYTES = HEALTHY_BYTES + 4_600
 """Most that a viewer that takes nothing may have of its own, with a full ledger: 11.5 kB, of which 36 bytes say what

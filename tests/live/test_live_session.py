@@ -68,7 +68,7 @@ def test_play_when_stream_is_live_begins_with_metadata_headers_and_key_frame(wor
 def test_input_when_nothing_is_played_or_published_yet_is_acknowledged_at_once(world, monkeypatch, role):
     world.publisher("live/other")
     acknowledged = []
-    monkeypatch.setattr("flowctl.connection.acknowledge", acknowledged.append)
+    monkeypatch.setattr("flowctl.live.session.acknowledge", acknowledged.append)
     peer = getattr(world, role)("live/room")
     assert len(acknowledged) >= 4  # what follows the handshake, connect, createStream, and play or publish
     assert set(acknowledged) == {peer.wire}

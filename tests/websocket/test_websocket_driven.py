@@ -213,7 +213,7 @@ def test_coroutines_when_run_beside_keep_no_message_waiting_and_end_with_the_con
     peer, session = opened(accepted=accepted, ping_interval_s=0.0)
     assert peer.receive(masked(TEXT, "hi")) == frame(b"hi", 0x80 | TEXT)
     assert peer.run(121.0) == 2 * frame(b"a word", 0x80 | TEXT)
-    assert not session.connection.movable()
+    assert not session.connection.core.movable()
     assert peer.receive(masked(CLOSE, close_payload(1000))) == close_frame(1000)
     assert peer.run(600.0) == b""
     assert peer.failures == []
@@ -259,9 +259,9 @@ def test_slow_clients_when_they_take_nothing_after_their_end_are_reset():
     peer.run(1.0)
     assert peer.closed[0] is CloseReason.HARD_LIMIT
     peer.run(4.0)
-    assert peer.connection.fileno() != -1
+    assert peer.connection.core.host.sock.fileno() != -1
     peer.run(5.0)
-    assert peer.connection.fileno() == -1
+    assert peer.connection.core.host.sock.fileno() == -1
     assert peer.failures == []
 
 

@@ -94,7 +94,7 @@ def test_slow_clients_when_cut_at_a_hard_limit_get_the_rest_of_a_message_and_are
             assert end == (1013, "too slow: more waits for you than the limit")
             assert payloads == sent[: len(payloads)]
             assert 0 < len(payloads) < len(sent)
-        wait_until(lambda: session.connection.fileno() == -1)
+        wait_until(lambda: session.connection.core.host.sock.fileno() == -1)
 
 
 def test_slow_clients_when_they_take_nothing_are_reset_after_the_lingering_time(monkeypatch):
@@ -107,7 +107,7 @@ def test_slow_clients_when_they_take_nothing_are_reset_after_the_lingering_time(
                 if session.connection.sender.blocked:
                     break
             assert session.wait_end()[0] is CloseReason.STUCK
-            wait_until(lambda: session.connection.fileno() == -1)
+            wait_until(lambda: session.connection.core.host.sock.fileno() == -1)
             with pytest.raises(ConnectionResetError):
                 client.read_to_end()
 

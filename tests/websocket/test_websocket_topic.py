@@ -91,7 +91,7 @@ def test_followers_when_moved_between_threads_miss_nothing(offer):
                 here, there = there, here
             numbers = itertools.count()
             for _ in range(10):
-                assert here.migrate(session.connection, there)
+                assert here.migrate(session.connection.core, there)
                 while session.connection.group is not there:
                     topic.publish(str(next(numbers)))
                 here, there = there, here

@@ -97,9 +97,12 @@ class Fanouts:
 class Follower(Protocol):
     """A `Connection`, as an object that follows a log."""
 
-    group: PollGroup | None  #: where it lives; None on the way between two groups
     place: FollowPlace | None  #: where it follows a log
     renditions: RenditionBook | None  #: what it followed of sets
+
+    @property
+    def group(self) -> PollGroup | None:
+        """Where it lives; None on the way between two groups."""
 
     @property
     def sender(self) -> Sender:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final, ParamSpec, Self
 
 from flowctl.connection import Connection, Session
+from flowctl.core.connecting.core import ConnectionCore
 from flowctl.core.flow.limits import DEFAULT_LIMITS, Limits
 from flowctl.core.flow.policy import DropPolicy
 from flowctl.core.loop.locks import OwnedLock
@@ -326,7 +327,7 @@ class Server:
         self.close_listeners()
         if stopped:
             for connection in self.connections():  # on the way between two groups when both stopped
-                connection.abandon("server stops")
+                connection.core.abandon("server stops")
         with self._lock:
             first, self._winding_up = not self._winding_up, True
         if first:
@@ -355,7 +356,7 @@ class Server:
         for listener in self.listeners:
             drop_socket(listener.sock)
         for connection in list(self._connections.values()):
-            connection.leave_to_parent()
+            drop_socket(connection.core.host.sock)
 
     def _before_stop(self, deadline_s: float) -> None:
         """Do what comes before the drain; for servers that have more to end. By the first call of `stop` only."""
@@ -371,14 +372,14 @@ class Server:
         """
         # Those that had ended before are on their groups alone.
         on_groups = [placement.pollable for group in self.groups.groups for placement in group.pollables()]
-        asked = {one.number: one for one in on_groups if isinstance(one, Connection) and one.ended is not None}
+        asked = {one for one in on_groups if isinstance(one, ConnectionCore) and one.ending is not None}
         while True:
             for connection in self.connections():
-                if connection.number not in asked:  # one may have been accepted just now
-                    asked[connection.number] = connection
+                if connection.core not in asked:  # one may have been accepted just now
+                    asked.add(connection.core)
                     connection.close_after_flush("server stops", reason=CloseReason.SHUTDOWN)
             # The kernel of one that lingers must have all that it is sent, or ours would be closed too early for it.
-            left = any(not connection.delivered for connection in asked.values())
+            left = any(not core.delivered for core in asked)
             with self._lock:
                 drain_until, arrive_until = self._drain_until, self._arrive_until
             now = time.monotonic()
@@ -485,7 +486,7 @@ class Server:
         try:
             return connection.session.behaves()
         except BaseException as error:  # noqa: BLE001 - code of the application: one session's fault is not the list's
-            self.groups.groups[0].report(f"behaves of {connection.describe()}", error)
+            self.groups.groups[0].report(f"behaves of {connection}", error)
             return True
 
     def _banned(self, connection: Connection, ban: Ban) -> None:
@@ -569,7 +570,7 @@ class Server:
             with self._lock:
                 self._connections[connection.number] = connection
             try:
-                self.groups.place(connection, connection.registration)
+                self.groups.place(connection.core, connection.core.host.registration)
             except BaseException:
                 with self._lock:
                     self._connections.pop(connection.number, None)
@@ -584,7 +585,7 @@ class Server:
             if self.admission.bans is not bans:
                 self._end_if_banned(connection, new=True)
         except BaseException as error:  # noqa: BLE001 - it is being served: its end is what gives its place back
-            self.groups.groups[0].report(f"changed settings of {connection.describe()}", error)
+            self.groups.groups[0].report(f"changed settings of {connection}", error)
         return connection
 
     def _gone(self, connection: Connection) -> None:

@@ -140,7 +140,7 @@ class _FollowClient(RtmpClient):
     def opened(self) -> None:
         super().opened()
         self.connection.gather_input(wanted=True)  # as that of a publisher
-        self.wake_at(self.connection.clock() + _SILENCE_S)
+        self.wake_at(self.connection.now() + _SILENCE_S)
 
     def media(self, message: Message, now: float) -> None:
         if self._inflow is not None and message.type_id in _MEDIA:

@@ -182,10 +182,9 @@ class Links:
             except OSError:
                 return
             server = self._server
-            session = LinkSession(server.hub, self._rtmp, server.clock(), own_streams=self._own_streams)
             connection = Connection(
                 sock,
-                session,
+                LinkSession(server.hub, self._rtmp, server.clock(), own_streams=self._own_streams),
                 limits=LINK_LIMITS,
                 policy=_POLICY,
                 settings=server.config.settings,
@@ -196,7 +195,7 @@ class Links:
             )
             self._connections.add(connection)
             try:
-                group.add_pollable(connection, connection.registration)
+                connection.live_on(group)
             except ClosedError:
                 self._connections.discard(connection)
                 sock.close()

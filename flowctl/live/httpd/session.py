@@ -735,7 +735,7 @@ class HttpSession(ViewerSession):
             self._rate = InputRate("frames_per_second", self._limits.frames_per_second, cut_after_s, now)
         overrun = self._rate.count(count, now)
         if overrun is not None:
-            self.connection.slow(overrun, "frames per second")
+            self.connection.core.slow(overrun, "frames per second")
         return overrun is not None
 
     def _put_off_ping(self, now: float) -> None:

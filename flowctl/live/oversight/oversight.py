@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from flowctl.connection import Connection
+from flowctl.connection import connection_of
 from flowctl.core.flow.state import SendState
 from flowctl.core.loop.faults import as_exception, log_error
 from flowctl.core.loop.locks import OwnedLock
@@ -222,7 +222,8 @@ class Oversight:
             raise TypeError("the memory budget was shown something that is no viewer")
         if logged:
             done = "thinned" if victim.action is BudgetAction.THIN else "closed"
-            peer = sender.host.peer if isinstance(sender.host, Connection) else ("", 0)
+            connection = connection_of(sender)
+            peer = ("", 0) if connection is None else connection.peer
             stream = _stream_name(victim.holding.log)
             _log.warning(f"memory budget: viewer {done}", stream=stream, peer=address_of(peer), why=victim.why)
         if victim.action is BudgetAction.THIN:
@@ -280,8 +281,8 @@ class Oversight:
         by_group: dict[Any, list[Sender]] = {}
         for _ in range(min(self._slice, len(self._to_sample))):
             sender = self._to_sample.popleft()
-            host = sender.host
-            group = host.group if isinstance(host, Connection) else None
+            connection = connection_of(sender)
+            group = None if connection is None else connection.group
             if group is not None and not sender.closed:
                 by_group.setdefault(group, []).append(sender)
         for group, senders in by_group.items():

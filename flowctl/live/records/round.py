@@ -11,7 +11,7 @@ from functools import lru_cache
 from operator import add, attrgetter
 from typing import Any, Final
 
-from flowctl.connection import Connection
+from flowctl.connection import Connection, connection_of
 from flowctl.core.fanout.cohort import Squad
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.counts import NO_FIGURES, Figures, total
@@ -68,8 +68,8 @@ class SampledSquad:
         self.crowds = {}
         self.connections = []
         for index, member in enumerate(self.members):
-            connection = member.host
-            if index in odd or not isinstance(connection, Connection):
+            connection = connection_of(member)
+            if index in odd or connection is None:
                 continue
             record = records.get(connection.number)
             if record is not None:
@@ -223,8 +223,8 @@ class Round:
 
     def _sample_one(self, sender: Sender, pulse: int | None, seen: SampledSquad, mark: Mark, thread: _Thread) -> bool:
         """Sample one member of a squad; return whether it stands at `mark` with the others now."""
-        connection = sender.host
-        if not isinstance(connection, Connection) or (record := self._records.get(connection.number)) is None:
+        connection = connection_of(sender)
+        if connection is None or (record := self._records.get(connection.number)) is None:
             return False
         book = self._book(connection)
         if book.round == self._number:
@@ -248,9 +248,9 @@ class Round:
             run.add_crowd(crowd)
             if len(seen.crowds) == 1:  # else the order of connections is another
                 for index in range(self._number % KERNEL_ROUNDS, len(crowd), KERNEL_ROUNDS):
-                    connection = seen.connections[index]
-                    line = connection.line_figures()
-                    run.kernel[first + index] = (line and line.rtt_us, connection.kernel_bytes())
+                    host = seen.connections[index].core.host
+                    line = host.line_figures()
+                    run.kernel[first + index] = (line and line.rtt_us, host.kernel_bytes())
 
     def _shared_rows(self, use: tuple[str | None, ...], old: SampledSquad, mark: Mark, thread: _Thread) -> SharedRows:
         """Return the shared rows of members that moved from the mark of `old` to `mark`."""
@@ -303,8 +303,8 @@ class Round:
         if pulse is not None and account.cohort is not None:
             mark = Mark.of(*account.cohort)  # without one it is asked again at the next sample
         troubled = account.lagging or pulse is None
-        line = connection.line_figures() if troubled else None
-        unsent_bytes = connection.kernel_bytes() if troubled else None
+        line = connection.core.host.line_figures() if troubled else None
+        unsent_bytes = connection.core.host.kernel_bytes() if troubled else None
         busy, strained = self._thread(connection.group)
         load = account.load
         cached_bytes = account.cached_bytes if account.joined_at >= book.since else 0

@@ -234,7 +234,7 @@ class Sampler:
 
 def line_columns(connection: Connection) -> dict[str, int]:
     """Return the columns that the kernel knows of the line, by name; none once the socket is closed."""
-    line = connection.line_figures()
+    line = connection.core.host.line_figures()
     return {} if line is None else line._asdict()
 
 

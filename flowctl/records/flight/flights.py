@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -31,6 +31,15 @@ _HASH: Final = 0x9E3779B97F4A7C15
 _HASH_MASK: Final = 0xFFFFFFFFFFFFFFFF
 """Multiplying by 2^64 / golden ratio spreads consecutive numbers evenly (Knuth, TAOCP 3, 6.4): a share of 1 % takes
 about each hundredth connection, the same ones in each run, and not the first of each hundred."""
+
+
+class NumberedHost(SenderHost, Protocol):
+    """A host that knows of which connection it is."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def peer(self) -> tuple[str, int]: ...
 
 
 class Flights:
@@ -71,9 +80,8 @@ class Flights:
         mapped = peer.ipv4_mapped if isinstance(peer, ipaddress.IPv6Address) else None
         return any((mapped or peer) in network for network in options.addresses)
 
-    def make_sender(self, host: SenderHost, transport: Transport, **settings: Any) -> Sender:
-        number: int = getattr(host, "number", 0)
-        peer: tuple[str, int] = getattr(host, "peer", ("", 0))
+    def make_sender(self, host: NumberedHost, transport: Transport, **settings: Any) -> Sender:
+        number, peer = host.number, host.peer
         if not self._take_place(number, peer[0]):
             return Sender(host, transport, **settings)
         tape = Tape(self._sink, self._identity(number, peer, host.now()))

@@ -153,7 +153,7 @@ class RtmpClient(Session):
     def wake_at(self, when: float | None) -> None:
         """Call `due` at `when`, instead of at an earlier wish. None: not at all."""
         self._due_at = when
-        self._arm(self.connection.clock())
+        self._arm(self.connection.now())
 
     def flush_protocol(self) -> None:
         data = self._protocol.data_to_send()
@@ -180,8 +180,8 @@ class RtmpClient(Session):
         if self.connection.receiver.paused:
             self.connection.close_after_flush(details)
             return
-        self._leave_by = self.connection.clock() + LEAVE_S
-        self._leave(self.connection.clock())
+        self._leave_by = self.connection.now() + LEAVE_S
+        self._leave(self.connection.now())
 
     @property
     def ended(self) -> bool:
@@ -192,10 +192,10 @@ class RtmpClient(Session):
     def opened(self) -> None:
         self._protocol.connect(self.url, parameters=self.parameters)
         self.flush_protocol()
-        self._arm(self.connection.clock())
+        self._arm(self.connection.now())
 
     def received(self, data: memoryview) -> None:
-        now = self.connection.clock()
+        now = self.connection.now()
         try:
             for event in self._protocol.receive(data, now):
                 if isinstance(event, Message):
@@ -233,7 +233,7 @@ class RtmpClient(Session):
             details = details or BEFORE_HANDSHAKE
         explaining = [status for status in self.statuses if status.level == "error"]
         explaining = explaining or [status for status in self.statuses[-1:] if status.explains_end]
-        after_s = self.connection.clock() - self.connection.opened_at
+        after_s = self.connection.now() - self.connection.opened_at
         self.end = ClientEnd(reason, details, explaining[-1] if explaining else None, after_s)
         self.sock = None
         if self.on_end is not None:

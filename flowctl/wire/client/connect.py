@@ -112,7 +112,7 @@ def place_client(group: PollGroup, client: RtmpClient, sock: socket.socket, **se
     client.sock = sock
     connection = Connection(sock, client, clock=group.clock, **settings)
     try:
-        group.add_pollable(connection, connection.registration)
+        connection.live_on(group)
     except BaseException:
         sock.close()
         raise

@@ -180,7 +180,7 @@ class RtmpPlayer(RtmpClient):
         RtmpClient.received(self, data)
         pace = self._pace
         if pace is not None and self._leaving is None:
-            now = self.connection.clock()
+            now = self.connection.now()
             pace.allowance(now)  # what it could have carried while nothing came is lost: seen before the read ends that
             pace.note_read(len(data), now)
             if not pace.allowance(now):

@@ -155,7 +155,7 @@ class RtmpPublisher(RtmpClient):
         if self._job is None:
             return PublisherStatistics()
         connection = self.connection
-        now, sender = connection.clock(), connection.sender
+        now, sender = connection.now(), connection.sender
         left_out, unsent = self._not_sent(), self._not_sent(at_end=True)
         since = self._waiting_since
         lag_s = max(now - self._feed.due_at(now), 0.0) if self.end is None else 0.0
@@ -178,7 +178,7 @@ class RtmpPublisher(RtmpClient):
     # -- the session
 
     def opened(self) -> None:
-        self._job = self.connection.registration.job(self._pump, "publisher")
+        self._job = self.connection.core.host.registration.job(self._pump, "publisher")
         RtmpClient.opened(self)
 
     def event(self, event: ClientEvent, now: float) -> None:
@@ -198,7 +198,7 @@ class RtmpPublisher(RtmpClient):
         """Go on when the Sender has drained; under its lock, so only a job is scheduled."""
         del change
         if state is SendState.READY and self._job is not None:
-            self.connection.registration.schedule(self._job)
+            self.connection.core.host.registration.schedule(self._job)
 
     def ledger_entry(self, entry: LedgerEntry) -> None:
         self._max_delay_ms = max(self._max_delay_ms, entry.delay_max_ms)
@@ -213,7 +213,7 @@ class RtmpPublisher(RtmpClient):
         if self._wire is None:
             RtmpClient.send_last(self, data)
         else:
-            self._wire.log.append(data, MessageClass.CONTROL, self.connection.clock())
+            self._wire.log.append(data, MessageClass.CONTROL, self.connection.now())
 
     def _follow_log(self) -> None:
         """Follow the log of the publication, as a viewer who comes before it begins."""
@@ -232,7 +232,7 @@ class RtmpPublisher(RtmpClient):
         """Send the tags that are due, as far as there is room, and schedule the next run."""
         if self._wire is None or self._leaving is not None or self.connection.sender.closed:
             return
-        now = self.connection.clock()
+        now = self.connection.now()
         if self._episode is not None:
             self._episode.check(now)
         budget = _TURN_BYTES
@@ -256,7 +256,7 @@ class RtmpPublisher(RtmpClient):
             if budget <= 0:
                 break
         if self._job is not None:
-            self.connection.registration.schedule(self._job)  # more is due, but others have their turn first
+            self.connection.core.host.registration.schedule(self._job)  # more is due, but others have their turn first
 
     def _has_room(self, now: float) -> bool:
         if self.connection.sender.load().size_bytes < MAX_QUEUED_BYTES:

@@ -352,7 +352,7 @@ def test_follow_when_refused_leaves_the_first_place_as_it_was(link, groups):
     ask(connection, refused)
     assert connection.place is place
     assert second.active == []
-    assert groups[0].migrate(connection, groups[1])
+    assert groups[0].migrate(connection.core, groups[1])
     wait_until(lambda: connection.group is groups[1])
     ask(connection, lambda: first.log.append(b"still here", MessageClass.KEY, connection.now()))
     assert peer.recv(100) == b"still here"

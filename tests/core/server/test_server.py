@@ -238,7 +238,7 @@ def test_stop_when_called_in_a_forked_child_leaves_all_to_the_parent(make):
         if not child:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(5)
-            os._exit(0 if server.stop() and server.groups.stop() and connection.fileno() == -1 else 1)
+            os._exit(0 if server.stop() and server.groups.stop() and connection.core.host.sock.fileno() == -1 else 1)
         let_go.set()
         holder.join()
         assert os.waitpid(child, 0)[1] == 0

@@ -119,12 +119,12 @@ def test_output_when_a_record_was_taken_in_part_goes_out_before_anything_else_an
         for start in range(0, len(NUMBERED), 3_000):
             connection.sender.send(NUMBERED[start : start + 3_000])
             sent += 3_000
-            kept = ask(connection, lambda: connection._secure.kept_bytes)
+            kept = ask(connection, lambda: connection.core.tls.kept_bytes)
             if kept:
                 break
-        assert connection.kernel_bytes() > kept  # counted as what the kernel holds, with what it does hold
+        assert connection.core.host.kernel_bytes() > kept  # counted as what the kernel holds, with what it does hold
         assert read(sock, sent) == NUMBERED[:sent]
-        wait_until(lambda: connection._secure.kept_bytes == 0)
+        wait_until(lambda: connection.core.tls.kept_bytes == 0)
 
 
 def test_close_after_flush_when_a_record_is_kept_ends_with_all_of_it_and_close_notify(make, pair):
@@ -181,8 +181,8 @@ def test_input_when_it_lies_in_the_tls_object_is_not_forgotten_by_a_hold(make, p
         wait_until(lambda: server.sessions and len(server.sessions[0].got) == 1000)
         (connection,) = server.connections()
         wait_until(lambda: connection.receiver.paused)
-        assert ask(connection, connection._secure.pending_input)
-        assert not select.select([connection], [], [], 0)[0]
+        assert ask(connection, connection.core.tls.pending_input)
+        assert not select.select([connection.core.host.sock], [], [], 0)[0]
         connection.resume_input("test")
         wait_until(lambda: server.sessions[0].got == record)
 
@@ -209,7 +209,7 @@ def test_handshake_when_it_is_none_ends_the_connection_and_says_what_came(make, 
 
 
 def test_handshake_when_it_is_slow_ends_in_time_and_holds_nobody_up(make, pair, monkeypatch):
-    monkeypatch.setattr("flowctl.connection.HANDSHAKE_S", 0.4)
+    monkeypatch.setattr("flowctl.core.connecting.secure.HANDSHAKE_S", 0.4)
     server = make()
     silent, half = connect(server), connect(server)
     half.sendall(b"\x16\x03\x01\x02\x00\x01\x00")
@@ -311,7 +311,7 @@ def test_reading_when_it_has_to_write_is_gone_on_with_when_the_socket_is_writabl
         sock.sendall(b"two")
         wait_until(lambda: server.sessions[0].got == b"onetwo")
         assert times
-        assert not server.connections()[0]._secure.read_wants_write
+        assert not server.connections()[0].core.tls.read_wants_write
 
 
 def test_follower_of_a_log_when_it_speaks_tls_is_in_the_cohort_and_gets_large_pieces_as_bytes(make, pair, monkeypatch):
@@ -465,7 +465,7 @@ def test_migration_when_a_record_is_kept_goes_on_at_the_other_thread(make, pair)
         wait_until(lambda: connection.sender.blocked)
         one, two = server.groups.groups
         source, target = (one, two) if connection.group is one else (two, one)
-        assert source.migrate(connection, target)
+        assert source.migrate(connection.core, target)
         wait_until(lambda: connection.group is target)
         assert read(sock, 400_000) == NUMBERED[:400_000]
 

@@ -65,7 +65,7 @@ def test_flights_when_viewers_are_slow_on_two_threads_replay_identically(live, c
         seen = len(publishing.messages)
         for end in ends:
             group = end.group
-            moves += group is not None and group.migrate(end, second if group is first else first)
+            moves += group is not None and group.migrate(end.core, second if group is first else first)
         wait_until(lambda seen=seen: len(publishing.messages) > seen + 20 or publishing.end is not None, "more frames")
     wait_for_end(publishing, *slow, *healthy)
     for player in healthy:

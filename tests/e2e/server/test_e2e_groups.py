@@ -15,7 +15,7 @@ VIEWERS = 4
 def move(connection, groups):
     """Send a connection to the other one of two groups; return whether it went (it may still be on its way)."""
     source = connection.group
-    return source is not None and source.migrate(connection, groups[1 - groups.index(source)])
+    return source is not None and source.migrate(connection.core, groups[1 - groups.index(source)])
 
 
 def test_no_octet_is_lost_when_connections_move_in_mid_stream(live, clients):

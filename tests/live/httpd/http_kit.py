@@ -229,7 +229,7 @@ class MemoryPlayer:
         self.connection = Connection(self.wire, self.session, clock=world.clock, limits=world.limits)
         self.form = FRAMES if headers else CHUNKS
         self.wire.up += f"GET /{name}.flv HTTP/1.1\r\n{HOST}{headers}\r\n".encode()
-        world.group.add(self.connection)
+        world.group.add_pollable(self.connection.core, self.connection.core.host.registration)
         world.run()
 
     @property

@@ -309,4 +309,4 @@ def test_server_when_it_listens_on_ipv6_serves_all_that_it_does_on_ipv4(web, six
     assert client.tags(5)[1][:5] == player.tags(5)[1][:5]  # both have begun with the first group
     assert server.get("/live/room.m3u8")[0] == 200
     connection = server.server.connections()[0]
-    assert connection.describe().endswith(f"([::1]:{connection.peer[1]})")
+    assert str(connection).endswith(f"([::1]:{connection.peer[1]})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from flight_kit import Rows
 
+from flowctl.connection import Connection, Session
 from flowctl.errors import ConfigError
 from flowctl.reasons import CloseReason
 from flowctl.records.flight.flights import Flights
@@ -12,6 +13,7 @@ from flowctl.records.flight.options import FlightOptions, parse_networks
 from flowctl.records.flight.recorded import RecordedSender
 from flowctl.records.flight.tape import Identity
 from flowctl.testing import ManualHost, ScriptedTransport
+from flowctl.testing.driving import MemoryWire
 
 
 class Peer(ManualHost):
@@ -34,6 +36,19 @@ def make(rows=None, **options):
 def recorded(flights, number, address="127.0.0.1"):
     sender = flights.make_sender(Peer(number, address), ScriptedTransport())
     return sender if isinstance(sender, RecordedSender) else None
+
+
+def test_recorded_sender_when_of_a_connection_is_recorded_as_its():
+    identities = []
+
+    def identify(number, peer, now):
+        identities.append((number, peer))
+        return Identity(conn_id=number, began_at_us=int(now))
+
+    flights = Flights(FlightOptions(share=1.0), Rows(), identify)
+    wires = [MemoryWire(("192.0.2.7", port)) for port in (1000, 1001)]
+    ends = [Connection(wire, Session(), make_sender=flights.make_sender) for wire in wires]
+    assert identities == [(end.number, wire.peer) for end, wire in zip(ends, wires, strict=True)]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 1.0])

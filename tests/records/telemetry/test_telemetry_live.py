@@ -17,7 +17,7 @@ from live_kit import disposable
 from recorded_kit import RecordedWorld, audio, config, inter, key, totals
 from telemetry_kit import read
 
-from flowctl.connection import Connection
+from flowctl.core.connecting.host import ConnectionHost
 from flowctl.core.flow.counts import Counts, total
 from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.core.flow.limits import Limits
@@ -275,7 +275,7 @@ def test_publisher_when_it_pauses_has_its_gap_in_its_close(tmp_path):
 
 
 def test_open_when_it_plays_for_long_is_told_of_now_and_then(tmp_path, monkeypatch):
-    monkeypatch.setattr(Connection, "line_figures", lambda _: LINE)
+    monkeypatch.setattr(ConnectionHost, "line_figures", lambda _: LINE)
     world = RecordedWorld(tmp_path)
     publisher = world.publisher()
     player = world.player()
@@ -651,7 +651,7 @@ def test_samples_when_all_keep_up_share_everything_but_identity(tmp_path):
 
 
 def test_sample_when_a_viewer_is_slow_shows_its_queue_and_state(tmp_path, monkeypatch):
-    monkeypatch.setattr(Connection, "line_figures", lambda _: LINE)
+    monkeypatch.setattr(ConnectionHost, "line_figures", lambda _: LINE)
     world = RecordedWorld(tmp_path, limits=Limits.parse("40k,100,0", "4M,4000,0"))
     _, player = slow_viewer(world, 3.0)
     conn_id = world.events.conn_id(player.connection.number)

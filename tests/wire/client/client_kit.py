@@ -84,7 +84,7 @@ class Sink(Session):
     def received(self, data):
         self.bytes_read += len(data)
         refused = False
-        for event in self.rtmp.receive(data, self.connection.clock()):
+        for event in self.rtmp.receive(data, self.connection.now()):
             if isinstance(event, Message):
                 self.messages.append(event)
                 continue

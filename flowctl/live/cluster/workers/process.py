@@ -10,7 +10,8 @@ import pickle
 import signal
 from typing import BinaryIO, Final
 
-from flowctl import connection, log
+from flowctl import log
+from flowctl.core.connecting.core import number_from
 from flowctl.core.server.signals import EndSignals
 from flowctl.errors import ConfigError
 from flowctl.live.cluster.media.watch import MediaWatch
@@ -83,7 +84,7 @@ def counts_of(order: WorkerConfig) -> WorkerCounts:
 def _serve(order: WorkerConfig) -> None:
     with EndSignals() as ended:
         log.configure(order.log_level, json=order.log_json, file=order.options.log, fields={"worker": order.number})
-        connection.number_from(order.first_connection)
+        number_from(order.first_connection)
         server = order.program.build(options_of(order))
         if not isinstance(server, LiveServer):
             raise ConfigError(f"server {order.program.name!r} is no live server, it cannot have workers")

@@ -96,7 +96,7 @@ class StreamSession(Session):
             raise BrokenError(f"connection ended: {self._over[0].value}: {self._over[1]}")
         connection = self.connection
         if connection.sender.send(data, MessageClass.DATA, droppable=False).outcome is SendOutcome.CLOSED:
-            raise BrokenError(f"{connection.describe()} takes nothing more")
+            raise BrokenError(f"{connection} takes nothing more")
         try:
             await connection.drained()
         except ClosedError as error:
@@ -115,7 +115,7 @@ def open_stream(
             sock.setsockopt(*option, value)
     session = StreamSession()
     connection = Connection(sock, session, limits=limits, settings=settings, clock=group.clock)
-    group.add_pollable(connection, connection.registration)
+    connection.live_on(group)
     return session
 
 
