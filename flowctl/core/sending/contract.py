@@ -111,7 +111,7 @@ class Guide(Protocol):
 
 
 class SenderHost(Protocol):
-    """What a Sender needs of the thread that owns it; a `Connection` is one."""
+    """What a Sender needs of the thread that owns it; a `ConnectionHost` is one."""
 
     def now(self) -> float:
         """Return the time in seconds."""
