@@ -239,6 +239,8 @@ class Hub:
             raise BusyError(f"stream {name} cannot be made here: its name is decided elsewhere")
         with self._lock:
             owner, first = self._owner_of_locked(member.name), member.publisher
+        if owner is None:  # else the name would be nobody's, and refused to the owner of the members too
+            raise BusyError(f"stream {member.name} has gone meanwhile")
         stream = self.publish(name, publisher, owner, right=Right.COMPOSES)
         if isinstance(connection := getattr(first, "connection", None), Connection):  # else it is a copy
             for observer in self.observers:

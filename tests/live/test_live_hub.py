@@ -143,3 +143,15 @@ def test_grace_when_zero_tells_viewers_at_once_and_otherwise_after_it():
         assert viewer.told == ["ended"]
         hub.publish("live/a", publisher)
         assert viewer.told == ["ended", "published"]
+
+
+def test_set_when_its_first_member_has_gone_before_it_is_published_takes_no_name():
+    """It would be nobody's set, which keeps the name from the very owner of the members."""
+    hub, _ = make_hub()
+    first = Member()
+    member = hub.publish("live/show_720", first)
+    hub.unpublish(member, first, grace=False)
+    with pytest.raises(BusyError, match="has gone meanwhile"):
+        hub._compose("live/show", Member("renditions"), member)
+    assert not hub.is_published("live/show")
+    hub.publish("live/show", first)
