@@ -13,8 +13,9 @@ just come has no such past: for the first 10 s the line has to carry twice the n
 
 What no sender can see: a shaper that lets a burst pass and then holds the line to its rate, a queue that swallows a
 burst, a line that is slow only between key frames. There a step up fails. So it is one size at a time, and a *trial*
-for half a minute: where a key frame comes while what the kernel holds is late by a quarter of the target, the way back
-is taken at once, and nothing is left out. What failed, and all above, is not tried again for ten minutes.
+for half a minute: where a key frame comes while what the kernel holds is late by a quarter of the target, beside the
+round trip that it held before, the way back is taken at once, and nothing is left out. What failed, and all above, is
+not tried again for ten minutes.
 """
 
 from __future__ import annotations
@@ -237,6 +238,8 @@ class RenditionRule:
     not_before: float = float("-inf")
     why_not_up: str = ""
     _waiting_bytes: int = 0  # what the kernel held at the last look
+    _least_s: float = inf  # the least that it held since the last switch, in seconds of the present rate: a round trip
+    _usual_s: float = 0.0  # the same, at the last step up
     _switched_at: float | None = None
     _up_at: float = float("-inf")  # of the last step up
     _present_rate: float = 0.0
@@ -288,6 +291,7 @@ class RenditionRule:
         if rate is None:
             return _nearest(rates, self._present_rate)
         self._present_rate = rate
+        self._least_s = min(self._least_s, self._waiting_bytes / rate)
         if drain is not None and lagging and delay_s >= _FULL_DELAY_S:
             self.line.note_drain(now, drain)
         late_s = delay_s
@@ -297,7 +301,7 @@ class RenditionRule:
         full = lagging and delay_s >= _FULL_DELAY_S
         if now - self._up_at <= _FAILED_WITHIN_S and (drain is None or drain < rate):
             delay_s = max(delay_s, self._waiting_bytes / rate)  # of one that does not lag yet, too
-            late_s, most_s, lagging = max(late_s, delay_s), min(most_s, _TRIAL_DELAY_S), True
+            late_s, most_s, lagging = max(late_s, delay_s), min(most_s, _TRIAL_DELAY_S + self._usual_s), True
         if left_out or (lagging and late_s > most_s):
             return self._down(now, rates, rate, drain, delay_s, lowest=left_out)
         return None if full else self._up(now, rates, rate, group_s)
@@ -342,8 +346,8 @@ class RenditionRule:
             self.ceiling = min(self._carried, _FAR_SHARE * self._present_rate)
             self._up_at = float("-inf")
         if rates.get(name, 0.0) > self._present_rate:
-            self._up_at = now
-        self._switched_at, self._forced = now, ""
+            self._up_at, self._usual_s = now, self._least_s
+        self._switched_at, self._forced, self._least_s = now, "", inf
         self._present_rate = rates.get(name, self._present_rate)
         return failed
 

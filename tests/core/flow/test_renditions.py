@@ -188,6 +188,20 @@ def test_step_up_fails_before_the_viewer_lags_where_its_kernel_holds_too_much(at
         assert decide(rule, 3.0 + at + 590, "360") is None
 
 
+@pytest.mark.parametrize(("waiting_s", "failed"), [(0.8, False), (0.9, True)])
+def test_step_up_on_a_long_way_does_not_fail_for_its_round_trip(waiting_s, failed):
+    """What is on its way is not acknowledged, of any rendition: only what comes on top waits for the line."""
+    rule = watch(RenditionRule(0.0), {0: 375e3}, seconds=3)
+    rule.line = Deceived()
+    for now in (2.0, 3.0):
+        rule.sample(now, 300_000, round(0.45 * RATES["360"]), now)
+        found = decide(rule, now, "360")
+    assert (found.name, rule.switched(3.0, "720", RATES)) == ("720", False)
+    rule.sample(4.5, 500_000, round(waiting_s * RATES["720"]), 3.0)
+
+    assert (go(rule, 4.5, "720", target_s=4.0) == ("360", True)) is failed
+
+
 def test_step_up_that_lasted_has_not_failed():
     rule = watch(RenditionRule(0.0), {0: 375e3})
     go(rule, 12.0, "360")
