@@ -104,12 +104,20 @@ def carries(rate: float, stream_bytes_per_s: float) -> bool:
 
 def most_wait_s(limits: Limits, bytes_per_s: float, messages_per_s: float) -> float:
     """Return the longest useful wait in seconds: what comes meanwhile has to fit the hard limits."""
-    size, messages, age_ms = (
-        min(axis.hard or OFF_MARK, OFF_MARK) for axis in (limits.size, limits.messages, limits.age_ms)
-    )
+    age_ms = min(limits.age_ms.hard or OFF_MARK, OFF_MARK)
+    return _WAIT_PER_HARD_MARK * min(_fills_s(limits, bytes_per_s, messages_per_s), age_ms / 1000)
+
+
+def most_held_s(limits: Limits, bytes_per_s: float, messages_per_s: float) -> float:
+    """Return how long what comes may be held up by one large message, in seconds: a `crowded` queue gives up more."""
+    return _CROWDED_SHARE * _fills_s(limits, bytes_per_s, messages_per_s)
+
+
+def _fills_s(limits: Limits, bytes_per_s: float, messages_per_s: float) -> float:
+    size, messages = (min(axis.hard or OFF_MARK, OFF_MARK) for axis in (limits.size, limits.messages))
     charged_per_s = bytes_per_s + messages_per_s * limits.overhead_bytes
     by_size = size / charged_per_s if charged_per_s else inf
-    return _WAIT_PER_HARD_MARK * min(by_size, messages / messages_per_s if messages_per_s else inf, age_ms / 1000)
+    return min(by_size, messages / messages_per_s if messages_per_s else inf)
 
 
 def crowded(limits: Limits, load: Load) -> bool:
@@ -140,6 +148,7 @@ class Timing:
     __slots__ = (
         "_carried",
         "_most_behind_s",
+        "_most_held_s",
         "due",
         "held_bytes",
         "key_firm",
@@ -156,6 +165,7 @@ class Timing:
         target_s: float,
         patience: Sequence[float],
         most_s: float = inf,
+        held_s: float = inf,
         *,
         carried: bool = False,
         sound: bool = True,
@@ -167,6 +177,7 @@ class Timing:
         self.key_firm = patience[_KEY] < inf  # late, it is left out even where no newer one waits
         self.sound_last = patience[MessageClass.AUDIO] >= patience[_INTER]  # left out only beside pictures
         self._carried = carried
+        self._most_held_s = held_s
         # Sound that is kept longest must not be late for pictures, but where all of them will be in time again.
         sound_s = due[MessageClass.AUDIO]
         kept = sound and self.sound_last and not carried
@@ -200,8 +211,8 @@ class Timing:
         return late_s > due and late_s > self._behind_key(message_class, key_bytes, key_late_s, key_s_ago)
 
     def large(self, size_bytes: int) -> bool:
-        """Return whether a key frame takes longer to send than a picture is waited for."""
-        return size_bytes * self.seconds_per_byte > self.due[_INTER]
+        """Return whether a key frame takes longer to send than pictures are waited for, and the queue holds as much."""
+        return self.due[_INTER] < size_bytes * self.seconds_per_byte <= self._most_held_s
 
     def _behind_key(self, message_class: MessageClass, key_bytes: int, key_late_s: float, key_s_ago: float) -> float:
         """Return how late what comes with a key frame may be for the time that this takes by itself, in seconds.

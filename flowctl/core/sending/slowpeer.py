@@ -34,6 +34,7 @@ from flowctl.core.flow.timing import (
     Timing,
     ahead_bytes,
     carries,
+    most_held_s,
     most_wait_s,
     target_s,
     time_to_hard,
@@ -259,8 +260,10 @@ class SlowPeer:
         timing = self._timing
         if timing is None or asked != self._timing_for:
             target = target_s(limits.target_delay_ms, log.gop_duration_s)
-            most_s = most_wait_s(limits, log.rates.bytes_per_s, log.rates.messages_per_s)
-            timing = Timing(now, rate, held_bytes, target, patience, most_s, carried=carried, sound=log.sounds)
+            messages_per_s = log.rates.messages_per_s
+            most_s = most_wait_s(limits, log.rates.bytes_per_s, messages_per_s)
+            held_s = most_held_s(limits, log.bytes_per_s, messages_per_s)  # of whole groups: it is for key frames
+            timing = Timing(now, rate, held_bytes, target, patience, most_s, held_s, carried=carried, sound=log.sounds)
             self._timing, self._timing_for = timing, asked
         else:
             timing.tell(now, rate, held_bytes)

@@ -16,6 +16,7 @@ from flowctl.core.flow.timing import (
     Timing,
     ahead_bytes,
     crowded,
+    most_held_s,
     most_wait_s,
     target_s,
     time_to_hard,
@@ -82,6 +83,13 @@ def test_what_comes_with_a_key_frame_that_takes_longer_than_pictures_wait_may_be
     assert at.late(KEY, 0, 10.0 - 1.5, 0, 400_000)
 
 
+def test_nothing_waits_for_a_key_frame_that_takes_longer_than_the_queue_holds():
+    for held_s, waits in ((3.1, True), (2.9, False)):
+        at = Timing(10.0, 100_000, 0, 1.0, patience_of(LivePolicy()), held_s=held_s)
+        assert at.large(300_000) is waits
+        assert at.late(AUDIO, 1000, 7.0, 0, 300_000) is not waits
+
+
 @pytest.mark.parametrize("item", [CONTROL, HEADER])
 def test_headers_and_control_messages_are_never_late(item):
     for policy in (LivePolicy(), AudioFirst(), PicturesFirst(), KeepAll()):
@@ -103,6 +111,11 @@ def test_nothing_is_waited_for_longer_than_the_hard_marks_hold(soft, hard, rates
     assert most_s > 1e6 if expected is None else most_s == pytest.approx(expected)
     huge = Limits(size=AxisLimits(hard=10**400), age_ms=AxisLimits(hard=10**400))
     assert most_wait_s(huge, *rates) > 1e6
+
+
+def test_large_key_frames_are_waited_for_by_what_bytes_and_messages_hold_until_the_queue_is_crowded():
+    assert most_held_s(Limits.parse("1MB,0,2s", "1MB,0,4s"), 90_400.0, 100.0) == pytest.approx(9.0)
+    assert most_held_s(Limits.parse("0,1000,2s", "0,1000,4s"), 0.0, 100.0) == pytest.approx(9.0)
 
 
 def test_bound_when_it_is_below_the_target_holds_for_pictures_and_sound_alike():
