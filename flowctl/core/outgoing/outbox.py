@@ -161,13 +161,13 @@ class Outbox:
                 self._note_trail(trail, items, self.bytes_sent + written)
             self.bytes_sent += written
             if blocked or failure is not None:
-                self._consume(items, len(own), written)
+                since = self._consume(items, len(own), written)
             else:
                 self._inflight = None
                 self._pass(len(own), len(items) - len(own))
+                since = items[-1][2] if items or inflight is None else inflight.since
             if trail is not None:
-                last = self._inflight or (None if items else inflight)
-                trail.note(self.bytes_sent, items[-1][2] if last is None else last.since)
+                trail.note(self.bytes_sent, since)
         return written, blocked, failure
 
     def _note_trail(self, trail: Trail, items: Sequence[Item | OwnItem], until: int) -> None:
@@ -203,13 +203,17 @@ class Outbox:
             if trail is not None and self._inflight is not None:
                 trail.note(self.bytes_sent, self._inflight.since)
 
-    def _consume(self, items: Sequence[Item | OwnItem], own: int, written: int) -> None:
-        """Move past what was written; what is left of a message written in part is in flight."""
-        inflight = self._inflight
+    def _consume(self, items: Sequence[Item | OwnItem], own: int, written: int) -> float:
+        """Move past what was written, and return since when the last of it had waited.
+
+        What is left of a message written in part is in flight.
+        """
+        inflight, since = self._inflight, -inf
         if inflight is not None:
+            since = inflight.since
             if written < len(inflight.rest):
                 inflight.rest = inflight.rest[written:]
-                return
+                return since
             written -= len(inflight.rest)
             self._inflight = None
         taken = 0
@@ -227,6 +231,7 @@ class Outbox:
         if inflight is not None and taken > own and cursor is not None:
             end = cursor.joining_to
             inflight.given = end is not None and cursor.entry.sequence <= end.sequence
+        return items[taken - 1][2] if taken else since
 
     def _pass(self, own: int, followed: int) -> None:
         """Move past messages that are sent, or in flight: the peer's own first."""

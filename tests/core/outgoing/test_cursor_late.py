@@ -58,7 +58,7 @@ def test_policies_when_all_is_late_give_up_different_things(policy, given):
 
 @pytest.mark.parametrize(("age_s", "given"), [(0.9, "KI"), (1.1, "")])
 def test_key_frame_that_takes_longer_than_pictures_wait_goes_if_it_begins_in_time(age_s, given):
-    """One that begins late is left out though none is newer: then the next one begins in time, with its pictures."""
+    """One that begins late is left out though none is newer: the next one begins in time, and its pictures go too."""
     follower = slow("K", age_s=age_s, size=2000)
     follower.publish("I", 100)
     assert take(follower, rate=1000) == given
@@ -194,3 +194,19 @@ def test_trail_when_publishing_has_gaps_tells_how_old_each_byte_is():
     assert outbox.write(Peer(), 100, 1 << 20, with_log=True, trail=trail) == (4000, False, None)
     ages = [group.now() - trail.since(place, 4000, group.now()) for place in (1000, 1999, 2000, 2999)]
     assert ages == pytest.approx([2.0, 2.0, 0.01, 0.0], abs=0.011)
+
+
+@pytest.mark.parametrize("taken", [[10_000], [4_000, 6_000]])
+def test_trail_when_the_kernel_takes_just_one_message_does_not_count_the_one_behind_it(taken):
+    """As over TLS, where a large message is written by itself."""
+    group = ManualGroup()
+    published, outbox, trail = Published(group), Outbox(), Trail(0, group.now())
+    cursor, began_at = LogCursor(published.log, now=group.now()), group.now()
+    cursor.joining_to = None
+    outbox.follow(cursor)
+    published.publish(KEY, 10_000)
+    for room in taken:
+        group.clock.advance(5.0)
+        published.publish(INTER, 100)
+        assert outbox.write(Peer(room=room), 100, 1 << 20, with_log=True, trail=trail) == (room, True, None)
+    assert trail.since(9_999, 10_000, group.now()) == pytest.approx(began_at)
