@@ -225,8 +225,9 @@ class Serving:
             written, refused, failure = outbox.write(
                 self._transport, settings.turn_messages, budget, with_log=True, timing=timing, trail=slow.trail
             )
-            if failure is not None:
-                return None  # the next write meets it again
+            if failure is not None:  # a socket tells it once, and EPIPE from then on
+                self._account_write_locked(written, now, failure, blocked=False)
+                return 0.0
             self._note_taken_locked(written, now)
             full, taken = slow.note_given(written, full=refused), outbox.empty(with_log=True)
             if not (written or full or taken):

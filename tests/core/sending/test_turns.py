@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections import Counter
 from math import inf
@@ -324,6 +325,20 @@ def test_own_message_when_its_viewer_leaves_the_log_between_two_turns_goes_out(e
         scene.sender.close_after_flush()
     pass_time(scene, lambda: scene.viewer.numbers(OWN) == [0] and scene.sender.closed is ends)
     assert [reason for reason, _ in scene.viewer.host.closed] == [CloseReason.FINISHED] * ends
+
+
+def test_viewer_whose_connection_ends_at_a_turn_is_closed_by_what_ended_it():
+    """A socket tells it once, and from then on that the pipe is broken."""
+    scene = paced()
+    errors = itertools.chain([TimeoutError(errno.ETIMEDOUT, "it took too long")], itertools.repeat(BrokenPipeError()))
+
+    def send(data):
+        raise next(errors)
+
+    scene.kernel.send = send
+    scene.go(1)
+    ((reason, details),) = scene.viewer.host.closed
+    assert (reason, details) == (CloseReason.PEER_RESET, f"write failed: [Errno {errno.ETIMEDOUT}] it took too long")
 
 
 def test_own_message_in_flight_when_a_plain_turn_sends_the_rest_is_told_of():
