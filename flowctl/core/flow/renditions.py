@@ -61,6 +61,9 @@ _SETTLING_MARGIN: Final = 2.0
 """How many times the next rendition the line has to carry for a step up meanwhile."""
 _UP_SHARE: Final = 0.95
 """Share of a rendition's rate that the line has to carry: what is measured is a little less than it does."""
+_LEAST_STEP: Final = 1.1
+"""How many times the present rendition the next one is at least: what is measured of two of one rate differs less, now
+for one and now for the other."""
 _LEAST_STAY_S: Final = 20.0
 """Shortest time between a switch and a step up, but for one that follows on another: a group is enough for that."""
 _MOST_DELAY_SHARE: Final = 0.5
@@ -327,7 +330,7 @@ class RenditionRule:
         stay_s = group_s if self._switched_at == self._up_at else _LEAST_STAY_S
         if evidence is None or (self._switched_at is not None and now - self._switched_at < stay_s):
             return None
-        name = next((name for name, other in rates.items() if other > rate), None)
+        name = next((name for name, other in rates.items() if other > _LEAST_STEP * rate), None)
         if name is None or (now < self.not_before and rates[name] >= self.ceiling):
             return None
         carried = f"the line has carried {format_bit_rate(8 * evidence)}"

@@ -12,6 +12,7 @@ from flowctl.core.flow.renditions import Choice, LineMeter, RenditionRule
 RATES = {"360": 62_500.0, "720": 150_000.0, "1080": 312_500.0}
 LOOK_S = 0.025
 GROUP_S = 2.0
+KEEPS_UP = {"lagging": False, "drain": None, "delay_s": 0.0, "left_out": False, "target_s": 1.5, "group_s": GROUP_S}
 
 
 def watch(rule_or_meter, lines, *, seconds=20.0, burst_bytes=25_000, buffer_bytes=0, round_trip_s=0.0):
@@ -31,8 +32,7 @@ def watch(rule_or_meter, lines, *, seconds=20.0, burst_bytes=25_000, buffer_byte
 
 def decide(rule, now, present, **changed):
     """Ask a rule about a viewer that keeps up, but for what is `changed`."""
-    found = {"lagging": False, "drain": None, "delay_s": 0.0, "left_out": False, "target_s": 1.5, "group_s": GROUP_S}
-    return rule.decide(now, RATES, present, **(found | changed))
+    return rule.decide(now, RATES, present, **(KEEPS_UP | changed))
 
 
 def go(rule, now, present, **changed):
@@ -143,6 +143,17 @@ def test_up_again_is_a_group_after_a_step_up():
 
     assert decide(rule, 4.9, "720") is None
     assert decide(rule, 5.0, "720").name == "1080"
+
+
+def test_two_renditions_of_one_rate_are_not_gone_to_and_fro_between():
+    rule, present, switches = watch(RenditionRule(0.0), {0: 375e3}), "720", 0
+    for now in range(20, 40, 2):
+        rates = {"720": 150e3, "720p60": 150e3 + (5e3 if now % 4 else -5e3), "1080": 900e3}
+        choice = rule.decide(now, dict(sorted(rates.items(), key=lambda rate: rate[1])), present, **KEEPS_UP)
+        if choice is not None:
+            rule.switched(now, choice.name, rates)
+            present, switches = choice.name, switches + 1
+    assert switches == 0
 
 
 class Deceived(LineMeter):
