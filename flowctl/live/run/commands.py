@@ -39,7 +39,7 @@ from flowctl.live.remux.shares import Places
 from flowctl.live.renditions.renditionset import SOURCE
 from flowctl.live.run.process import STOP_S, CommandProcess, Guard
 from flowctl.live.server import LiveServer
-from flowctl.live.settings.runs import RunRule, RunWhen, plain_name
+from flowctl.live.settings.runs import RunRule, RunWhen, plain_name, rules_for
 from flowctl.live.stream import Stream
 from flowctl.wire.rtmp.url import is_secret
 
@@ -227,12 +227,15 @@ class Commands:
         """See which commands a stream is to have."""
         stream = self._hub.find_stream(name)
         rules = () if stream is None or stream.ended else self._hub.config.runs
-        fitting = [rule for rule in rules if rule.fits(name)]
-        if fitting and self._hub.config.made_from(name) is not None:
-            fitting = []
-        if fitting and not plain_name(name):
+        fits = [rule for rule in rules if rule.fits(name)]
+        if fits and self._hub.config.made_from(name) is not None:
+            fits = []
+        if fits and not plain_name(name):
             _log.warning("no command is run for a name that may mean something else to it", stream=name)
-            fitting = []
+            fits = []
+        fitting = rules_for(rules, name) if fits else []
+        if others := [made for rule in fits if rule not in fitting for made in rule.names(name)]:
+            _log.warning("a command is not run: another one has a name that it publishes", stream=name, names=others)
         publisher = None if stream is None else stream.publisher
         address = "" if publisher is None or not publisher.peer[1] else publisher.peer[0]
         commands = self._commands.setdefault(name, {}) if fitting else self._commands.get(name, {})

@@ -195,6 +195,17 @@ def made_from(rules: Iterable[RunRule], name: str) -> str | None:
     return next((source for rule in rules if (source := rule.source(name)) is not None), None)
 
 
+def rules_for(rules: Iterable[RunRule], stream: str) -> list[RunRule]:
+    """Return the rules that are of a stream: where several publish under one name, for it or others, the first one."""
+    known, found, taken = tuple(rules), list[RunRule](), set[str]()
+    for rule in known:
+        names = rule.names(stream)
+        if rule.fits(stream) and taken.isdisjoint(names) and all(made_from(known, name) == stream for name in names):
+            found.append(rule)
+            taken.update(names)
+    return found
+
+
 def plain_name(stream: str) -> bool:
     """Return whether a name means the same in a word of a command, in a file's name and even in a shell.
 

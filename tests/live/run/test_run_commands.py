@@ -80,6 +80,26 @@ def test_streams_of_commands_when_they_fit_a_pattern_too_start_none():
     assert len(desk.publish("live/bob_x")) == 1
 
 
+@pytest.mark.parametrize(
+    ("rules", "streams"),
+    [
+        ([("live/*", "{app}/{stream}_720"), ("live/*_1080", "{app}/{base}_720")], ["live/bob_1080", "live/bob"]),
+        ([("*/*", "{app}/{stream}_720"), ("live/*", "{app}/{stream}_720")], ["live/bob"]),
+        ([("live/bob", "live/bob_720"), ("live/*_1080", "{app}/{base}_720")], ["live/bob_1080", "live/bob"]),
+    ],
+)
+def test_commands_when_several_would_publish_under_one_name_are_those_of_the_first_table(rules, streams):
+    """Else whoever publishes one stream would take the name from the command of another, in turns for ever."""
+    desk = Desk(*(rule(on, publish=(name,)) for on, name in rules))
+    with capture_logs() as logs:
+        for name in streams:
+            desk.publish(name)
+    made = [item.values["publish_1"].partition("?")[0] for item in desk.look()]
+    assert len(made) == len(set(made))
+    assert "rtmp://127.0.0.1:1935/live/bob_720" in made
+    assert [line["names"] for line in logs if "another one has" in line["event"]] == [["live/bob_720"]]
+
+
 def test_command_when_it_fails_is_started_again_later_each_time_and_when_it_is_done_not_at_all():
     desk = Desk(rule())
     (process,) = desk.publish("live/bob")
