@@ -21,6 +21,7 @@ import os
 import queue
 import selectors
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -62,6 +63,8 @@ _REMEMBERED_S: Final = 120.0
 _IDLE_S: Final = 0.5
 _BUSY_S: Final = 0.1
 """Time between two looks; while something is about to begin or to end."""
+_REST_S: Final = 0.05
+"""Between two looks in any case: what is written without end, or published and left at once, must not take a core."""
 _LINES_PER_S: Final = 5.0
 _LINES_AT_ONCE: Final = 50.0
 _LINE_CHARS: Final = 500
@@ -189,6 +192,7 @@ class Commands:
             except Exception as error:  # noqa: BLE001 - one command costs the others nothing
                 self._server.groups.groups[0].report("commands", error)
             self._selector.select(self._pause_s())
+            time.sleep(_REST_S)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake, 4096)
         self._guard.close()
@@ -447,6 +451,7 @@ class Commands:
     def _tell_lines(self, command: Command, process: CommandProcess | None, now: float) -> None:
         """Put what a command has written into the log, as much of it as the log may be asked to take."""
         lines = [] if process is None else process.lines()
+        command.left_out += 0 if process is None else process.take_unread()
         for line in lines:
             if not command.lines.take_tokens(_LINES_PER_S, _LINES_AT_ONCE, now):
                 command.left_out += 1

@@ -23,7 +23,9 @@ from typing import Final
 STOP_S: Final = 5.0
 """Time that a command has to end once it was asked: FFmpeg finishes a file in far less."""
 _REAP_S: Final = 0.5
-_READ_BYTES: Final = 1 << 16
+_READ_BYTES: Final = 1 << 14
+_MOST_LINES: Final = 100
+"""What is read, and of that looked at, in one go: one that writes without end waits for us, and costs us little."""
 _MOST_LINE_BYTES: Final = 4096
 """Longest line that is waited for; what comes without an end is shown in pieces."""
 _HANDED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME")
@@ -148,9 +150,13 @@ class CommandProcess:
         guard.add(self.pid)
         self.silent = False  # nobody of the group has its output open any more
         self._rest = b""
+        self._unread = 0  # lines that were not looked at
 
     def lines(self) -> list[str]:
-        """Return the lines that it has written since; what is shown by a carriage return counts as one."""
+        """Return lines that it has written since, some of them where they are many.
+
+        What is shown by a carriage return counts as a line.
+        """
         data = b""
         while not self.silent and len(data) < _READ_BYTES:
             try:
@@ -162,7 +168,13 @@ class CommandProcess:
         *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         if self._rest and (self.silent or len(self._rest) > _MOST_LINE_BYTES):
             lines, self._rest = [*lines, self._rest], b""
-        return [text for line in lines if (text := line.decode(errors="replace").strip())]
+        self._unread += max(0, len(lines) - _MOST_LINES)
+        return [text for line in lines[:_MOST_LINES] if (text := line.decode(errors="replace").strip())]
+
+    def take_unread(self) -> int:
+        """Return how many lines came since and were not looked at."""
+        unread, self._unread = self._unread, 0
+        return unread
 
     @property
     def ended(self) -> bool:

@@ -30,6 +30,9 @@ class Process:
         said, self.said = self.said, []
         return said
 
+    def take_unread(self):
+        return 0
+
     @property
     def ended(self):
         return self.status is not None

@@ -269,6 +269,24 @@ def test_output_when_it_is_much_or_holds_the_pass_is_in_the_log_cut_and_masked()
     assert len(said) + more["lines_left_out"] == 503
 
 
+def test_thread_of_commands_when_there_is_always_something_to_look_at_rests_in_between(monkeypatch):
+    desk, rests = Desk(rule()), []
+    desk.publish("live/bob")
+    commands = desk.commands
+    looks = []
+    monkeypatch.setattr(commands, "look", lambda _: looks.append(len(rests)) or commands._ring())
+
+    def rest(seconds):
+        rests.append(seconds)
+        commands._stopping = len(rests) == 3
+        if commands._stopping:
+            commands._commands.clear()
+
+    monkeypatch.setattr("flowctl.live.run.commands.time.sleep", rest)
+    commands._run()
+    assert looks == [0, 1, 2]
+
+
 def test_figures_when_there_are_no_commands_are_none():
     assert Desk().commands.figures() == {}
     desk = Desk(rule())

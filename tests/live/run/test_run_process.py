@@ -144,6 +144,20 @@ def test_output_when_it_has_carriage_returns_and_no_end_is_lines(guard):
     process.finish()
 
 
+def test_output_when_it_is_without_end_is_read_a_part_at_a_time(guard):
+    """Each line costs the server more than it costs the command."""
+    process = start(guard, "/bin/sh", "-c", "yes | head -n 50000")
+    read = unread = 0
+    while not process.silent:
+        lines = process.lines()
+        assert len(lines) <= 100
+        read, unread = read + len(lines), unread + process.take_unread()
+    assert read + unread == 50000
+    assert unread
+    wait_until(lambda: process.ended, "its end")
+    process.finish()
+
+
 SERVER = """
 import sys, time
 from flowctl.live.run.process import CommandProcess, Guard
