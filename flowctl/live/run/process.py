@@ -147,7 +147,11 @@ class CommandProcess:
         finally:
             os.close(its)
         self.pid: Final = self._process.pid
-        guard.add(self.pid)
+        try:
+            guard.add(self.pid)
+        except OSError:  # no descriptor or process is left for it: what nobody would know must not go on
+            self.finish()
+            raise
         self.silent = False  # nobody of the group has its output open any more
         self._rest = b""
         self._unread = 0  # lines that were not looked at

@@ -5,6 +5,7 @@ Nothing waits for a time: a condition is looked for until it holds.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -193,6 +194,22 @@ def test_command_when_the_guard_was_killed_is_known_to_the_next_one(guard):
     guard.close()  # as the end of the server does
     wait_until(lambda: not any(map(lives, children)), "the end of both")
     assert [process.finish() for process in (first, second)] == [-signal.SIGKILL] * 2
+
+
+def test_command_when_no_guard_can_be_had_is_none_and_leaves_nothing(guard, monkeypatch):
+    """Else a process that has begun would be known to nobody."""
+    known = []
+
+    def add(group):
+        known.append(group)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(guard, "add", add)
+    before = sorted(Path("/proc/self/fd").iterdir())
+    with pytest.raises(OSError, match="Too many open files"):
+        start(guard, "/bin/sleep", "1000")
+    assert not lives(known[0])
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_limits_of_a_server_when_it_starts_commands_stay_its_own(guard):
