@@ -133,6 +133,8 @@ class AccessGate:
 
     def access(self, request: LiveRequest) -> StreamAccess:
         name = f"{request.stream}/" if request.kind == "connect" else request.stream
+        if request.kind == "play" and (step := self._config().step_of(name)) is not None:
+            name = step[0]  # a smaller size of a stream is for those that the stream is for
         return self._config().at(name, _ROLES[request.kind]).access
 
     def check(self, request: LiveRequest) -> Refusal | None:

@@ -11,10 +11,14 @@ from run_kit import Desk
 
 from flowctl.core.flow.renditions import Choice, RenditionRule
 from flowctl.errors import ConfigError
+from flowctl.live.access.keys import KeyFile, StoredKey
 from flowctl.live.access.passes import PASS_PARAMETER
+from flowctl.live.access.rules import Proof
 from flowctl.live.renditions.renditionset import RenditionSet
 from flowctl.live.settings.ladder import Ladder, LadderStep, parse_ladder
+from flowctl.live.settings.levels import Level
 from flowctl.live.settings.runs import RunWhen
+from flowctl.wire.rtmp.events import Rejected
 
 STEPS = "720:1100k,360:400k"
 
@@ -248,6 +252,20 @@ def test_viewer_when_it_asks_for_a_track_gets_the_publication_which_has_one():
     viewer = world.player("live/bob?track=0")
     world.send(10)
     assert len(pictures(viewer)) >= 10
+
+
+@pytest.mark.parametrize("name", ["live/bob", "live/bob_360p"])
+def test_step_when_its_stream_is_not_for_everybody_is_not_either(name):
+    """Its name fits no level of settings that names the stream, and it is the stream nevertheless."""
+    keys = KeyFile("keys", (StoredKey(b"salt", b"digest"),))
+    level = Level(stream="live/bob", values={"access.play_auth": (Proof.KEY,), "access.keys": keys})
+    world = World(config(ladder=parse_ladder("360:400k", "x"), levels=(level,)))
+    stranger = world.connect().play(name)
+    world.run()
+    assert stranger.has(Rejected)
+    other = world.connect().play("live/ann_360p")
+    world.run()
+    assert not other.has(Rejected)
 
 
 def test_stream_when_no_ladder_is_for_it_is_no_set():
