@@ -133,6 +133,17 @@ def test_command_when_it_is_to_publish_and_ends_is_started_again_whatever_it_say
     assert desk.look(10)
 
 
+def test_command_when_it_ends_since_its_stream_has_ended_has_not_failed():
+    """FFmpeg sees the end of what it views as soon as we do."""
+    desk = Desk(rule(publish=("{app}/{stream}_720",)))
+    (process,) = desk.publish("live/bob")
+    process.end(0)
+    with capture_logs() as logs:
+        desk.leave("live/bob")
+    assert [line["event"] for line in logs] == ["command ended"]
+    assert desk.commands._failures == 0
+
+
 def test_command_when_it_cannot_be_started_is_tried_again():
     desk = Desk(rule())
     desk.fails = OSError(12, "Cannot allocate memory")
