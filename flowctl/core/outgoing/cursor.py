@@ -91,13 +91,14 @@ class LogCursor:
         wait: the key wait. None: none.
         values: the values of keys that wait. None: it is in the cohort, or its log has no keys.
         restarts: times it was brought to a key frame after a loss.
+        key_late: (sequence, how late its first byte went) of the last key frame of its log that was looked at.
         leading: sequences of the key frames at which it went on after a loss, until their leading pictures are past.
         key_waits_expired: times no key frame came in time.
     """
 
     __slots__ = (
         *("leading", "_stop", "account", "cached_bytes", "chain", "copies", "crossroads", "joined_at", "joining_to"),
-        *("_key_late", "key_waits_expired", "log", "mask", "place", "refusals", "restarts", "wait"),
+        *("key_late", "key_waits_expired", "log", "mask", "place", "refusals", "restarts", "wait"),
     )
 
     # Of a log with keys: slots of `core.outgoing.conflation`, so that others do without their memory.
@@ -124,7 +125,7 @@ class LogCursor:
         self.mask = 0
         self.restarts = 0
         self.key_waits_expired = 0
-        self._key_late = -1, 0.0  # (sequence, how late its first byte went) of the last key frame that was looked at
+        self.key_late = -1, 0.0
         self._stop: Entry | None = None  # where to end: nothing published after is for this viewer
         # The rest is made when first needed: most viewers never lag.
         self.crossroads: Crossroads | None = None
@@ -315,7 +316,7 @@ class LogCursor:
                 ):
                     break
                 if message_class is _KEY and timing is not None:
-                    self._key_late = entry.sequence, moment - since + size * per_byte
+                    self.key_late = entry.sequence, moment - since + size * per_byte
                 items.append((message_class, wire, since))
                 size = end
             entry = following
@@ -323,7 +324,7 @@ class LogCursor:
 
     def key_before(self, entry: Entry) -> tuple[int, float, float]:
         """Return what `Timing.late` asks of the key frame of the group of `entry`."""
-        (sequence, late_s), gop = self._key_late, entry.gop
+        (sequence, late_s), gop = self.key_late, entry.gop
         return gop.key_bytes, late_s if sequence == gop.key_sequence else 0.0, entry.enqueued_at - gop.started_at
 
     def _move_to(self, end: Entry) -> None:

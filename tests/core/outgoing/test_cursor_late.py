@@ -21,6 +21,7 @@ from flowctl.core.flow.timing import Timing
 from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.lateness import cut_behind, peek_in_time
 from flowctl.core.outgoing.outbox import Outbox
+from flowctl.core.outgoing.splice import go_on_in
 from flowctl.reasons import DropReason
 
 LATE = DropReason.LATE
@@ -70,6 +71,16 @@ def test_pictures_behind_a_key_frame_that_went_late_may_be_as_late_as_that():
     follower.publish("I", 100)
     follower.now += 2.9  # the key frame has taken 2 s, and went 0.9 s late
     assert take(follower, rate=1000) == "I"
+
+
+def test_lateness_of_a_key_frame_is_not_taken_along_into_another_log():
+    """There a key frame may have its number."""
+    follower, other = slow("K", age_s=0.9, size=2000), slow("K")
+    assert take(follower, rate=1000) == "K"
+    picture = other.log.tail
+    other.publish("I")
+    go_on_in(follower.cursor, other.log, picture, (), follower.now)
+    assert follower.cursor.key_before(picture)[1] == 0.0
 
 
 def with_sound(**options):
