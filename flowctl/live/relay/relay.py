@@ -230,6 +230,8 @@ class Relays:
     def _push_published(self, stream: str, hops: int) -> None:
         if stream in self._wanted:
             self._following.here(stream)
+        if self._server.hub.config.step_of(stream) is not None:  # its stream is pushed
+            return
         for rule in self._push:
             if not rule.fits(stream) or (stream, rule) in self._pushes:
                 continue

@@ -14,9 +14,11 @@ from flowctl.errors import ConfigError
 from flowctl.live.access.keys import KeyFile, StoredKey
 from flowctl.live.access.passes import PASS_PARAMETER
 from flowctl.live.access.rules import Proof
+from flowctl.live.cluster.media.watch import order_of
 from flowctl.live.renditions.renditionset import RenditionSet
 from flowctl.live.settings.ladder import Ladder, LadderStep, parse_ladder
 from flowctl.live.settings.levels import Level
+from flowctl.live.settings.media import MediaOptions, StreamPatterns
 from flowctl.live.settings.runs import RunWhen
 from flowctl.wire.rtmp.events import Rejected
 
@@ -266,6 +268,15 @@ def test_step_when_its_stream_is_not_for_everybody_is_not_either(name):
     other = world.connect().play("live/ann_360p")
     world.run()
     assert not other.has(Rejected)
+
+
+def test_step_when_its_stream_is_written_is_not_written_too():
+    """Else who plays the step has it recorded."""
+    media = MediaOptions(record=StreamPatterns(("live/*",)), hls=StreamPatterns(("live/*",)))
+    of_all = config(ladder=parse_ladder("360:400k", "x"), media=media)
+    assert order_of(of_all, "live/bob", "192.0.2.1").writes
+    assert not order_of(of_all, "live/bob_360p", "192.0.2.1").writes
+    assert order_of(config(media=media), "live/bob_360p").writes
 
 
 def test_stream_when_no_ladder_is_for_it_is_no_set():

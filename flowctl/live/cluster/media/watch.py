@@ -16,6 +16,8 @@ from flowctl.live.stream import Stream, StreamMember
 
 def order_of(config: LiveConfig, stream: str, address: str = "") -> StreamOrder:
     """Return what the settings want written of a stream that is published from `address`; empty: elsewhere."""
+    if config.step_of(stream) is not None:  # its stream is written, and that a viewer needs a step is no reason
+        return StreamOrder(address=address)
     media = config.at(stream).media
     return StreamOrder(
         record_format=media.record_format.value if media.record.fits(stream) else "",
