@@ -211,8 +211,8 @@ class Timing:
         return late_s > due and late_s > self._behind_key(message_class, key_bytes, key_late_s, key_s_ago)
 
     def large(self, size_bytes: int) -> bool:
-        """Return whether a key frame takes longer to send than pictures are waited for, and the queue holds as much."""
-        return self.due[_INTER] < size_bytes * self.seconds_per_byte <= self._most_held_s
+        """Return whether a key frame takes longer to send than a picture is waited for."""
+        return size_bytes * self.seconds_per_byte > self.due[_INTER]
 
     def _behind_key(self, message_class: MessageClass, key_bytes: int, key_late_s: float, key_s_ago: float) -> float:
         """Return how late what comes with a key frame may be for the time that this takes by itself, in seconds.
@@ -222,8 +222,9 @@ class Timing:
         """
         pictures_s, due = self.due[_INTER], self.due[message_class]
         key_s = key_bytes * self.seconds_per_byte
-        if self.large(key_bytes) and message_class is not _KEY and key_s_ago <= 2 * (key_s + key_late_s):
-            return key_s + key_late_s + _KEY_WAIT_SHARE * pictures_s
+        wait_s, large = key_s + key_late_s, self.large(key_bytes) and message_class is not _KEY
+        if large and key_s_ago / 2 <= wait_s <= self._most_held_s:  # else the queue is thinned meanwhile
+            return wait_s + _KEY_WAIT_SHARE * pictures_s
         if pictures_s == inf or not (message_class in _BEHIND or (self._carried and due >= pictures_s)):
             return 0.0
         behind_s = min(key_s + _KEY_WAIT_SHARE * pictures_s, self._most_behind_s)
