@@ -32,7 +32,7 @@ _LEAST_MEMORY_BYTES: Final = 16 << 20
 """Below that not even an interpreter of commands begins."""
 _WILD: Final = frozenset("*?[")
 _PLAIN: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)+")
-_MOST_NAME_CHARS: Final = 200
+_MOST_NAME_BYTES: Final = 200
 """Room for an ending in a file's name, which has 255 octets."""
 _PLACEHOLDER: Final = re.compile(r"\{(\{?)(\w+)\}(\}?)")
 _HINT: Final = (
@@ -211,7 +211,7 @@ def plain_name(stream: str) -> bool:
 
     Letters, digits, ``_``, ``-`` and ``.``, of which the last two begin no part of it.
     """
-    return len(stream) <= _MOST_NAME_CHARS and _PLAIN.fullmatch(stream) is not None
+    return len(stream.encode(errors="replace")) <= _MOST_NAME_BYTES and _PLAIN.fullmatch(stream) is not None
 
 
 def parse_runs(value: object, source: str) -> tuple[RunRule, ...]:

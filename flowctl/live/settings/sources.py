@@ -325,8 +325,14 @@ def _of_file(file: Path | None, text: str | None) -> Settings:
         return {}
     toml = TomlText(read_file(file) if text is None else text, str(file), "docs/flowctl.toml")
     found: Settings = {}
-    if "run" in toml.table and file.exists() and file.stat().st_mode & stat.S_IWOTH:
-        raise ConfigError(f"{file} has commands to run, and everybody may write to it", hint=f"chmod o-w {file}")
+    if "run" in toml.table and file.exists():
+        for place in (file, file.absolute().parent, file.resolve().parent):
+            mode = place.stat().st_mode
+            kept = stat.S_ISDIR(mode) and mode & stat.S_ISVTX  # in a folder such as /tmp others replace no file
+            if mode & stat.S_IWOTH and not kept:
+                raise ConfigError(
+                    f"{file} has commands to run, and everybody may write to {place}", hint=f"chmod o-w {place}"
+                )
 
     def note(path: tuple[str, ...], value: object) -> None:
         source = f"{toml.place(*path)}: {dotted(path)}"

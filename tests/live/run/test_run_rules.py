@@ -74,6 +74,23 @@ def test_commands_when_everybody_may_write_to_the_file_are_refused(tmp_path):
     assert read_settings(LIVE, file=file).run
 
 
+def test_commands_when_everybody_may_put_another_file_in_the_place_of_theirs_are_refused(tmp_path):
+    """Of a folder, or of that of the file behind a link; not of one like /tmp, where each has his own files."""
+    folder = tmp_path / "open"
+    folder.mkdir()
+    file, link = folder / "flowctl.toml", tmp_path / "link.toml"
+    file.write_text('[[run]]\non = "live/*"\ncommand = ["/bin/sh"]\n')
+    link.symlink_to(file)
+    for mode, refused in ((0o777, True), (0o1777, False), (0o755, False)):
+        folder.chmod(mode)
+        for path in (file, link):
+            if refused:
+                with pytest.raises(ConfigError, match=r"everybody may write to .*open"):
+                    read_settings(LIVE, file=path)
+            else:
+                assert read_settings(LIVE, file=path).run
+
+
 def test_variables_of_a_command_when_it_starts_a_server_are_no_settings_of_that():
     assert read_settings(LIVE, environment={"FLOWCTL_STREAM_NAME": "live/a"}) == read_settings(LIVE)
 
@@ -222,6 +239,7 @@ def test_name_when_it_is_plain_may_reach_a_command(name):
         *("live/a;b", "live/a|b", "live/a&b", "live/a'b", 'live/a"b', "live/a\nb", "live/a{app}", "live/a%20", "live/"),
         *("/live/a", "live//a", "live", "live/concat:a", "live/a#b", "live/a,b", "live/a=b", "live/@a", "live/~a"),
         *("live/a\n", "live/" + "a" * 200, "live/a*", "live/a\u202eb", "live/a\u200bb", "live/\ud800"),
+        "live/" + "部" * 80,
     ],
 )
 def test_name_when_it_may_mean_something_to_a_program_or_a_shell_reaches_no_command(name):
