@@ -408,8 +408,10 @@ class Commands:
         self._tell_lines(command, process, now)
         ended = process.ended
         if ended and command.kill_at is None:
-            command.ended_by_itself = command.wanted  # else it saw the end of its stream before we told it
-            self._end(command, process, now, "" if command.wanted else "its stream has ended")
+            # Else it saw the end of its stream, or of the server, before we told it.
+            command.ended_by_itself = command.wanted and not self._server.stopping
+            ends = "the server ends" if command.wanted else "its stream has ended"
+            self._end(command, process, now, "" if command.ended_by_itself else ends)
         elif command.kill_at is None and not (command.wanted and not self._stopping and self._is_viewed(command, now)):
             self._end(command, process, now, "its stream has ended" if not command.wanted else "nobody views it")
         if command.kill_at is None or not (now >= command.kill_at or (ended and process.silent)):

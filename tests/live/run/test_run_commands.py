@@ -133,13 +133,15 @@ def test_command_when_it_is_to_publish_and_ends_is_started_again_whatever_it_say
     assert desk.look(10)
 
 
-def test_command_when_it_ends_since_its_stream_has_ended_has_not_failed():
+@pytest.mark.parametrize("what", ["stream", "server"])
+def test_command_when_it_ends_since_its_stream_or_the_server_ends_has_not_failed(what):
     """FFmpeg sees the end of what it views as soon as we do."""
     desk = Desk(rule(publish=("{app}/{stream}_720",)))
     (process,) = desk.publish("live/bob")
     process.end(0)
+    desk.server.stopping = what == "server"
     with capture_logs() as logs:
-        desk.leave("live/bob")
+        desk.look() if what == "server" else desk.leave("live/bob")
     assert [line["event"] for line in logs] == ["command ended"]
     assert desk.commands._failures == 0
 
