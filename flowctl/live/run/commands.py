@@ -189,7 +189,7 @@ class Commands:
         while not self._stopping or any(command.process for command in self._all()):
             try:
                 self.look(self._server.clock())
-            except Exception as error:  # noqa: BLE001 - one command costs the others nothing
+            except Exception as error:  # noqa: BLE001 - nor does one stream
                 self._server.groups.groups[0].report("commands", error)
             self._selector.select(self._pause_s())
             time.sleep(_REST_S)
@@ -221,7 +221,10 @@ class Commands:
                 self._free(key)
         for command in self._all():
             before = command.state, command.why, command.starts
-            self._bring_on(command, now)
+            try:
+                self._bring_on(command, now)
+            except Exception as error:  # noqa: BLE001 - one command costs the others nothing
+                self._server.groups.groups[0].report("commands", error)
             if (command.state, command.why, command.starts) != before:
                 names.add(command.name)
         for name in names:

@@ -27,7 +27,7 @@ _READ_BYTES: Final = 1 << 14
 _MOST_LINES: Final = 100
 """What is read, and of that looked at, in one go: one that writes without end waits for us, and costs us little."""
 _MOST_LINE_BYTES: Final = 4096
-"""Longest line that is waited for; what comes without an end is shown in pieces."""
+"""Longest line that is waited for; of a longer one that much is shown. Its rest might begin with half a pass."""
 _HANDED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME")
 """Variables of the server that a command has as well; no other one, since they may hold keys."""
 _LAUNCH: Final = """
@@ -36,7 +36,7 @@ parent, nice, memory, *words = sys.argv[1:]
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 if os.getppid() != int(parent):
     os._exit(1)
-for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
     signal.signal(number, signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 os.nice(int(nice))
@@ -154,6 +154,7 @@ class CommandProcess:
             raise
         self.silent = False  # nobody of the group has its output open any more
         self._rest = b""
+        self._cut = False  # whether the line that goes on was shown
         self._unread = 0  # lines that were not looked at
 
     def lines(self) -> list[str]:
@@ -170,8 +171,13 @@ class CommandProcess:
             self.silent = not came
             data += came
         *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
-        if self._rest and (self.silent or len(self._rest) > _MOST_LINE_BYTES):
-            lines, self._rest = [*lines, self._rest], b""
+        if self._cut and lines:
+            del lines[0]
+            self._cut = False
+        if self._cut:
+            self._rest = b""
+        elif self._rest and (self.silent or len(self._rest) > _MOST_LINE_BYTES):
+            lines, self._rest, self._cut = [*lines, self._rest], b"", True
         self._unread += max(0, len(lines) - _MOST_LINES)
         return [text for line in lines[:_MOST_LINES] if (text := line.decode(errors="replace").strip())]
 
@@ -183,7 +189,10 @@ class CommandProcess:
     @property
     def ended(self) -> bool:
         """Whether the command itself has ended; it is not reaped, so that its group is still its own."""
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # the server was started with SIGCHLD ignored: the kernel has reaped it
+            return True
 
     def ask_to_end(self) -> None:
         self._signal(signal.SIGTERM)

@@ -6,6 +6,7 @@ On a clock turned by hand, with processes that only say that they were started a
 from __future__ import annotations
 
 import signal
+from types import SimpleNamespace
 
 import pytest
 from run_kit import Desk, Publisher, rule
@@ -144,6 +145,19 @@ def test_command_when_it_ends_since_its_stream_or_the_server_ends_has_not_failed
         desk.look() if what == "server" else desk.leave("live/bob")
     assert [line["event"] for line in logs] == ["command ended"]
     assert desk.commands._failures == 0
+
+
+def test_commands_when_one_of_them_raises_go_on_all_the_others(monkeypatch):
+    desk, errors = Desk(rule()), []
+    desk.server.groups = SimpleNamespace(groups=[SimpleNamespace(report=lambda _, error: errors.append(error))])
+    desk.publish("live/ann")
+    desk.publish("live/bob")
+    broken, other = desk.processes
+    monkeypatch.setattr(broken, "lines", lambda: 1 / 0)
+    other.end(1)
+    desk.look(5)
+    assert len(desk.processes) == 3
+    assert {type(error) for error in errors} == {ZeroDivisionError}
 
 
 def test_command_when_it_cannot_be_started_is_tried_again():

@@ -145,6 +145,28 @@ def test_output_when_it_has_carriage_returns_and_no_end_is_lines(guard):
     process.finish()
 
 
+def test_line_when_it_is_too_long_is_shown_to_where_it_was_read_and_its_rest_is_not(guard):
+    """In the rest might stand the second half of a pass, which would not be known for one."""
+    code = "import sys; print('x' * 5000, end='', flush=True); input(); print('HALF\\nnext')"
+    process = start(guard, "/bin/sh", "-c", f'(sleep 0.2; echo) | {sys.executable} -c "{code}"')
+    lines = []
+    wait_until(lambda: lines.extend(process.lines()) or process.silent, "its end")
+    assert lines == ["x" * 5000, "next"]
+    wait_until(lambda: process.ended, "its end")
+    process.finish()
+
+
+def test_command_when_the_server_was_started_with_children_ignored_is_seen_to_end(guard):
+    old = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        process = start(guard, sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGCHLD).name)")
+        assert lines_of(process) == ["SIG_DFL"]
+        wait_until(lambda: process.ended, "its end")
+        assert process.finish() is not None
+    finally:
+        signal.signal(signal.SIGCHLD, old)
+
+
 def test_output_when_it_is_without_end_is_read_a_part_at_a_time(guard):
     """Each line costs the server more than it costs the command."""
     process = start(guard, "/bin/sh", "-c", "yes | head -n 50000")
