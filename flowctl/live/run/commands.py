@@ -341,7 +341,9 @@ class Commands:
         when = command.rule.when
         if when is RunWhen.PUBLISHED:
             return True
-        if any(map(self._hub.is_viewed, command.rule.names(command.name))) or (
+        # A step that is played by its name is kept, not begun: else that would take a core, and it from who needs one.
+        counts = when is RunWhen.VIEWED or command.process is not None
+        if (counts and any(map(self._hub.is_viewed, command.rule.names(command.name)))) or (
             when is RunWhen.NEEDED and self._needs_step(command, now)
         ):
             command.viewed_at = now

@@ -340,6 +340,19 @@ def test_step_when_a_line_needs_it_runs_until_a_minute_after_the_last_viewer(mon
     assert not desk.look(15)
 
 
+def test_step_when_it_is_played_by_its_name_is_not_begun_for_that_and_is_kept(monkeypatch):
+    """Else whoever plays names would have the encoders, and who needs one none."""
+    desk = LadderDesk(monkeypatch, "360:400k")
+    monkeypatch.setattr(desk.hub, "is_viewed", lambda name: name == "live/bob_360p")
+    desk.publish("live/bob")
+    assert not desk.look(5)
+    desk.seen["live/bob"] = [60_000.0]
+    desk.look(1)
+    desk.seen.clear()
+    desk.look(70)
+    assert desk.running() == ["bob_360p"]
+
+
 def test_step_when_the_cores_are_taken_waits_with_a_word(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     desk = LadderDesk(monkeypatch, "360:400k")
