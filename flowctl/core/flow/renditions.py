@@ -15,7 +15,7 @@ What no sender can see: a shaper that lets a burst pass and then holds the line 
 burst, a line that is slow only between key frames. There a step up fails. So it is one size at a time, and a *trial*
 for half a minute: where a key frame comes while what the kernel holds is late by a quarter of the target, beside the
 round trip that it held before, the way back is taken at once, and nothing is left out. What failed, and all above, is
-not tried again for ten minutes.
+not tried again for ten minutes; for one, then two, where it went well for ten seconds.
 """
 
 from __future__ import annotations
@@ -79,8 +79,12 @@ _FAILED_WITHIN_S: Final = 30.0
 _TRIAL_DELAY_S: Final = 0.375
 """Delay before a key frame that ends a trial where the line is not known to carry it. With 0.25 s lines of 1.02 times a
 rendition fail too; with 0.5 s the next key frame finds the bucket of a shaper empty more often."""
+_STEADY_S: Final = 10.0
+"""Time within which a trial fails where the line does not carry it: the bucket of a shaper is empty by then."""
+_LEAST_BACK_OFF_S: Final = 60.0
+"""Time for which nothing is tried after a trial that failed later; twice as long each time."""
 _BACK_OFF_S: Final = 600.0
-"""Time for which nothing is tried above what the line carried in a trial that has failed."""
+"""Time for which nothing is tried above what the line carried in a trial that has failed, at most."""
 
 
 FIRST: Final = "the first, until its line is known"
@@ -245,6 +249,7 @@ class RenditionRule:
     _usual_s: float = 0.0  # the same, at the last step up
     _switched_at: float | None = None
     _up_at: float = float("-inf")  # of the last step up
+    _back_off_s: float = 0.0  # the last one
     _present_rate: float = 0.0
     _forced: str = ""  # rendition to which the line forces the viewer down, by the last decision
     _carried: float = inf  # bytes per second that the line took when it did
@@ -344,9 +349,16 @@ class RenditionRule:
     def switched(self, now: float, name: str, rates: Mapping[str, float]) -> bool:
         """Note that the viewer goes on in `name`; return whether a step up has failed with it."""
         failed = name == self._forced and now - self._up_at <= _FAILED_WITHIN_S
-        if failed:
-            self.not_before = now + _BACK_OFF_S
+        if failed and now - self._up_at > _STEADY_S:  # a line that changes: a pause says nothing of what it carries
+            self._back_off_s = min(max(2 * self._back_off_s, _LEAST_BACK_OFF_S), _BACK_OFF_S)
+            self.ceiling = _FAR_SHARE * self._present_rate
+        elif failed:
+            self._back_off_s = _BACK_OFF_S
             self.ceiling = min(self._carried, _FAR_SHARE * self._present_rate)
+        elif name == self._forced:
+            self._back_off_s = 0.0
+        if failed:
+            self.not_before = now + self._back_off_s
             self._up_at = float("-inf")
         if rates.get(name, 0.0) > self._present_rate:
             self._up_at, self._usual_s = now, self._least_s

@@ -175,6 +175,17 @@ def test_up_after_a_failure_is_tried_again_in_ten_minutes():
     assert all(600 <= after - before <= 610 for before, after in pairwise(tries))
 
 
+def test_up_after_a_pause_of_a_line_that_carried_it_is_tried_again_in_a_minute_then_in_two():
+    rule, tries = RenditionRule(0.0, line=Deceived()), []
+    for now in range(12, 600, 2):
+        if decide(rule, now, "360") is not None:
+            tries.append(now)
+            go(rule, now, "360")
+            assert go(rule, now + 20, "720", lagging=True, drain=10e3, delay_s=1.0) == ("360", True)
+
+    assert [after - before for before, after in pairwise(tries)] == [80, 140, 260]
+
+
 def test_up_after_a_failure_is_possible_to_what_the_line_carried_when_it_was_full():
     rule = watch(RenditionRule(0.0), {0: 375e3})
     assert go(rule, 12.0, "360") == ("720", False)
