@@ -99,12 +99,12 @@ def test_rendition_simulation_tries_in_vain_at_most_once_behind_a_shaper(shaper_
         assert (row["failed"] <= 1, row["closed"]) == (True, "")
 
 
-def test_rendition_simulation_of_changing_lines_fails_at_most_once_and_is_repeatable():
+def test_rendition_simulation_of_changing_lines_fails_at_most_once_a_minute_and_is_repeatable():
     module = bench_run.load("rendition_simulation")
     jump, wave = rows = module.run(worlds=({},), lines=["jump", "wave"])
     assert rows == module.run(worlds=({},), lines=["jump", "wave"])
     assert jump["pictures_percent"] >= 98
-    assert (jump["failed"] <= 1, wave["failed"] <= 1) == (True, True)
+    assert (jump["failed"] <= 1, wave["failed"] <= 2) == (True, True)
 
 
 @pytest.mark.realtime
