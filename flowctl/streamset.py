@@ -31,6 +31,7 @@ from flowctl.core.outgoing.backlog import Item
 from flowctl.core.outgoing.splice import MOST_SOUND, Splice, apart_ms, next_sound, raise_times, splice
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.core.sending.contract import Hop
+from flowctl.core.sending.figures import LineLook
 from flowctl.core.sending.looks import LOOK_S, RenditionLooks
 from flowctl.errors import LocalProtocolError
 from flowctl.pollgroup import PollGroup
@@ -448,9 +449,10 @@ class SetPlace(FollowPlace):
         if ended and not rates:
             rates = self._set.begin(now) or (self._set.begin(0.0) if removed else {})  # for the sound
         present, window_bytes = "" if ended else rendition.name, self.connection.window_bytes()
-        looks.look(now, sender.line_look(), rates, present, rendition.log, window_bytes)
+        seen = sender.line_look()
+        looks.look(now, seen, rates, present, rendition.log, window_bytes)
         if self._set.begins_in:
-            self._note_carried(now, rates, present)
+            self._note_carried(now, seen, rates, present)
         if looks.rule.why_not_up and self.book.why == FIRST:
             self.book.why = looks.rule.why_not_up
         if looks.choice is None:
@@ -465,9 +467,9 @@ class SetPlace(FollowPlace):
                 self._everywhere, self._shown_ms = everywhere, None
                 sender.set_guide(self, everywhere=everywhere)
 
-    def _note_carried(self, now: float, rates: dict[str, float], present: str) -> None:
+    def _note_carried(self, now: float, seen: LineLook, rates: dict[str, float], present: str) -> None:
         """Tell the set what the line carries, if that is too little for the largest rendition."""
-        seen, largest = self.connection.sender.line_look(), max(rates.values(), default=0.0)
+        largest = max(rates.values(), default=0.0)
         if rates.get(present, largest) < largest:
             evidence = self.rule.line.evidence(now)
             if evidence is None or evidence < largest:

@@ -305,8 +305,7 @@ class LogCursor:
             if not mask >> message_class & 1:
                 if self.leading and self._leads(entry):
                     break
-                wire, since = entry.wire, entry.enqueued_at
-                since = max(since, joined_at)
+                wire, since = entry.wire, max(entry.enqueued_at, joined_at)
                 end = size + len(wire)
                 if (
                     timing is not None

@@ -6,6 +6,7 @@ picture with the rest of its group, which is a key wait.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 from flowctl.core.flow.policy import BROKEN_MASK
@@ -106,11 +107,12 @@ def _is_late(
 
 def _delays_sound(cursor: LogCursor, timing: Timing, ahead_bytes: int) -> bool:
     """Whether sound is kept longest and a key frame is so late that the sound after it would be left out too."""
-    entry = cursor.entry
+    entry, size = cursor.entry, len(cursor.entry.wire)
+    since = max(entry.enqueued_at, cursor.joined_at)
     return (
         timing.sound_last
         and not cursor.mask >> _AUDIO & 1
-        and timing.late(_AUDIO, len(entry.wire), max(entry.enqueued_at, cursor.joined_at), ahead_bytes)
+        and timing.late(_AUDIO, size, since, ahead_bytes, size, key_s_ago=inf)  # of sound that comes long after it
         and cursor.log.sounds
     )
 

@@ -262,7 +262,8 @@ class SlowPeer:
             target = target_s(limits.target_delay_ms, log.gop_duration_s)
             messages_per_s = log.rates.messages_per_s
             most_s = most_wait_s(limits, log.rates.bytes_per_s, messages_per_s)
-            held_s = most_held_s(limits, log.bytes_per_s, messages_per_s)  # of whole groups: it is for key frames
+            # Of whole groups: it is for key frames. How late those go is not known where the kernel tells nothing.
+            held_s = most_held_s(limits, log.bytes_per_s, messages_per_s) if self.told else 0.0
             timing = Timing(now, rate, held_bytes, target, patience, most_s, held_s, carried=carried, sound=log.sounds)
             self._timing, self._timing_for = timing, asked
         else:

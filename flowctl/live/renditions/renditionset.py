@@ -80,9 +80,7 @@ class Rendition:
     joins_at: float = float("-inf")  # when it may join again
     forgotten: bool = False  # it is of no set any more
     expected: float = 0.0  # bytes per second that it is to take; 0: not known
-    behind_ms: int = (
-        0  # of a step, which has an expected rate: by how much its timestamps are behind those of the same pictures
-    )
+    behind_ms: int = 0  # of a step: by so much its timestamps are behind those of the same pictures
     size: tuple[int, int] | None = None  # width and height; None: not known
     sequence_header: bytes = b""  # of its pictures, as it came last
     # what its member needs at the start, for the face

@@ -41,7 +41,7 @@ _ENCODER: Final = (
     # Key frames where the publisher has his, and nowhere else.
     *("-force_key_frames", "source", "-g", "100000", "-sc_threshold", "0"),
 )
-"""First words of a step. One thread: a step takes one core at most, and `CORES` of them run at a time."""
+"""First words of a step. One thread: a step takes one core at most, and as many run at a time as there are."""
 
 
 @dataclass(frozen=True, slots=True)

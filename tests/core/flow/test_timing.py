@@ -113,8 +113,9 @@ def test_nothing_is_waited_for_longer_than_the_hard_marks_hold(soft, hard, rates
 
 
 def test_large_key_frames_are_waited_for_by_what_bytes_and_messages_hold_until_the_queue_is_crowded():
-    assert most_held_s(Limits.parse("1MB,0,2s", "1MB,0,4s"), 90_400.0, 100.0) == pytest.approx(9.0)
-    assert most_held_s(Limits.parse("0,1000,2s", "0,1000,4s"), 0.0, 100.0) == pytest.approx(9.0)
+    assert most_held_s(Limits.parse("1MB,0,2s", "1MB,0,5s"), 90_400.0, 100.0) == pytest.approx(9.0)
+    assert most_held_s(Limits.parse("0,1000,2s", "0,1000,5s"), 0.0, 100.0) == pytest.approx(9.0)
+    assert most_held_s(Limits.parse("0,1000,2s", "0,1000,4s"), 0.0, 100.0) == pytest.approx(8.0)  # twice the age
 
 
 def test_bound_when_it_is_below_the_target_holds_for_pictures_and_sound_alike():

@@ -319,7 +319,7 @@ def test_viewer_when_its_kernel_tells_nothing_of_what_it_holds_gets_what_its_lin
     scene = Steady(share)
     scene.viewer.host.unacknowledged = None
     scene.go(20)
-    assert scene.figures(8, 18)["line"] > 0.88  # a key frame that would begin late is waited past
+    assert scene.figures(8, 18)["line"] > 0.9
     scene.check()
 
 
