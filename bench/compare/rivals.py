@@ -50,6 +50,7 @@ class Settings:
     duration_s: float = 120.0
     nap_s: float = 0.0
     settle_s: float = 2.5
+    host: str = "127.0.0.1"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +158,7 @@ def nginx(settings: Settings) -> Iterator[Running]:
             f"pid {folder}/pid;\nerror_log {folder}/log;\n"
             f"worker_rlimit_nofile {settings.viewers + 2000};\n"
             f"events {{ worker_connections {settings.viewers + 1000}; }}\n"
-            f"rtmp {{ server {{ listen 127.0.0.1:{port}; chunk_size 65536; access_log off;\n"
+            f"rtmp {{ server {{ listen {settings.host}:{port}; chunk_size 65536; access_log off;\n"
             "application live { live on; } } }\n",
             encoding="ascii",
         )
@@ -171,6 +172,29 @@ def no_nginx() -> str:
     if shutil.which("nginx") and NGINX_MODULE.exists():
         return ""
     return "nginx with the RTMP module is not installed (Debian, Ubuntu: nginx and libnginx-mod-rtmp)"
+
+
+@contextlib.contextmanager
+def srs(settings: Settings) -> Iterator[Running]:
+    """Run SRS (5 or 6), with its cache of a group of pictures, as its own documentation shows."""
+    port = processes.free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "srs.conf"
+        config.write_text(
+            f"listen {settings.host}:{port}; max_connections {min(settings.viewers, 900)}; daemon off;\n"
+            f"pid {folder}/pid; srs_log_tank file; srs_log_file {folder}/log; srs_log_level error;\n"
+            "heartbeat { enabled off; } stats { enabled off; }\n"
+            "vhost __defaultVhost__ { play { gop_cache on; } }\n",
+            encoding="ascii",
+        )
+        with processes.process(["srs", "-c", str(config)], cwd=folder, stdout=subprocess.DEVNULL) as child:
+            processes.wait_for_port(port, child)
+            yield Running(port, [child.pid])
+
+
+def no_srs() -> str:
+    """Return why SRS cannot run here. "" means that it can."""
+    return "" if shutil.which("srs") else "srs is not on the path (it is built from its source)"
 
 
 def node_folder() -> Path:

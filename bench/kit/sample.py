@@ -93,6 +93,29 @@ class SampleRecipe:
         return [*f"{text} -t {self.seconds:g} -metadata comment={self.label} -f flv".split(), str(target)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScreenRecipe(SampleRecipe):
+    """A shared screen: key frames of some 670 kB each 10 s, small pictures between them, 0.7 Mbit/s in the mean."""
+
+    width: int = 1280
+    height: int = 720
+    fps: int = 15
+    gop_s: float = 10.0
+
+    @property
+    def label(self) -> str:
+        return f"flowctl-sample-screen-{self.seconds:g}s-a{self.audio_bit_rate}"
+
+    def arguments(self, target: Path) -> list[str]:
+        text = "-hide_banner -loglevel error -nostdin -y -f lavfi -i"
+        text += f" color=gray:size={self.width}x{self.height}:rate={self.fps},noise=alls=55:all_seed=1[still]"
+        text += f";testsrc2=size=48x28:rate={self.fps}[moves];[still][moves]overlay=x='mod(40*t\\,1000)':y=300"
+        text += " -f lavfi -i sine=frequency=440:sample_rate=48000 -c:v libx264 -preset veryfast -pix_fmt yuv420p"
+        text += f" -threads 1 -qp 26 -g {self.gop_frames} -keyint_min {self.gop_frames} -sc_threshold 0 -bf 0"
+        text += f" -c:a aac -b:a {self.audio_bit_rate} -ac 2"
+        return [*f"{text} -t {self.seconds:g} -metadata comment={self.label} -f flv".split(), str(target)]
+
+
 def rendition_recipes(seconds: float) -> dict[str, SampleRecipe]:
     """Return the recipes of `RENDITIONS`: key frames at the same times, and the same sound."""
     others = SampleRecipe.audio_bit_rate + _FLV_BIT_RATE

@@ -52,6 +52,7 @@ class Order:
     steps: list[list[float]]
     period_s: float = 0.0
     path: str = ""
+    source: str = ""  # address to come from; then the line is a router's, and what it brings is read at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,7 @@ class Plan:
     window_s: float
     orders: list[Order]
     each: bool = False
+    host: str = "127.0.0.1"
 
 
 class LineViewer:
@@ -81,20 +83,21 @@ class LineViewer:
         steps = [(at_s, rate) for at_s, rate in order.steps]
         self.rate: Rate = Trace(steps, order.period_s) if len(steps) > 1 else Constant(steps[0][1] if steps else 0.0)
         self.sock = sock = socket.socket()
-        if order.steps:
+        paced = bool(order.steps) and not order.source
+        if paced:
             mean = self.rate.carried_bits(60.0) / 60.0
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer(round(mean)))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SLOW_SEGMENT_BYTES)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.bind((f"127.0.{4 + number // 250}.{1 + number % 250}", 0))
-        sock.connect(("127.0.0.1", plan.port))
+        sock.bind((order.source or f"127.0.{4 + number // 250}.{1 + number % 250}", 0))
+        sock.connect((plan.host, plan.port))
         self._session = ClientSession(_CONFIG)
-        self._session.connect(f"rtmp://127.0.0.1:{plan.port}/live/{order.stream}")
+        self._session.connect(f"rtmp://{plan.host}:{plan.port}/live/{order.stream}")
         self._session.play()
         sock.sendall(self._session.data_to_send())
         sock.setblocking(False)
         self.started = time.monotonic()
-        self.pace = RatePace(self.rate, self.started) if order.steps else None
+        self.pace = RatePace(self.rate, self.started) if paced else None
         self._file: IO[bytes] | None = Path(order.path).open("wb") if order.path else None  # noqa: SIM115 - `end` closes it
         self._writer = FlvWriter(self._file) if self._file is not None else None
         self.closed = ""
@@ -155,7 +158,7 @@ class LineViewer:
         arrivals = [begin_s, *(at for at, _ in seen), end_s]
         delays = sorted(at - due_s for at, due_s in seen)
         carried = self.rate.carried_bits
-        could = carried(end - self.started) - carried(begin - self.started) if self.pace else 0.0
+        could = carried(end - self.started) - carried(begin - self.started) if self.order.steps else 0.0
         row = {
             "stream": self.order.stream,
             "line": self.order.line,

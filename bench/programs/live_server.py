@@ -117,6 +117,7 @@ def all_sent() -> dict[str, Any]:
 def main() -> None:
     """Serve until the end of input."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--flush", type=float, default=0.04, help="flush interval, or its ceiling, in seconds")
     parser.add_argument("--groups", type=int, default=1, help="poll groups, that is threads")
@@ -131,6 +132,7 @@ def main() -> None:
     changes = all_sent() if arguments.all_sent else {}
     server = build_live_server(
         LiveConfig(
+            host=arguments.host,
             port=arguments.port,
             admission=AdmissionLimits(connections=0, connections_per_address=0, new_per_address_and_s=0),
             group_count=arguments.groups,

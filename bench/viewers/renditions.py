@@ -12,6 +12,7 @@ those before it (`broken`). ``python bench renditions``; every row is kept in ``
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import sys
@@ -26,7 +27,9 @@ from compare import rivals
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.wire.client.source import FlvFile
 from flowctl.wire.rtmp.media.media import inspect
-from kit.sample import RENDITIONS, ensure_sample, rendition_recipes
+from kit.bottleneck import Bottleneck, Shape
+from kit.bottleneck import Line as RouterLine
+from kit.sample import RENDITIONS, SampleRecipe, ensure_sample, rendition_recipes
 from kit.tables import print_rows, table
 from programs.lines import Order
 from viewers.slow import CACHE, LATE_S, TAIL_S, decode, flowctl, nginx, watch
@@ -85,19 +88,31 @@ class Published(NamedTuple):
     rates: dict[str, float]
     pictures_s: list[float]
     sound_s: list[float]
+    fps: int = FPS
+
+    @property
+    def largest(self) -> str:
+        return next(iter(self.paths))
 
 
-def published(seconds: float) -> Published:
-    """Return the recordings of the set, made once, and when their pictures and pieces of sound are due."""
+def published(recipes: dict[str, SampleRecipe]) -> Published:
+    """Return recordings, the largest first, made once, and when their pictures and pieces of sound are due."""
     CACHE.mkdir(exist_ok=True)
-    paths = {name: ensure_sample(CACHE, recipe) for name, recipe in rendition_recipes(seconds).items()}
+    paths = {name: ensure_sample(CACHE, recipe) for name, recipe in recipes.items()}
+    first = next(iter(recipes))
+    seconds = recipes[first].seconds
     due: dict[int, list[float]] = {TAG_VIDEO: [], TAG_AUDIO: []}
-    for tag in FlvFile(paths[_LARGEST]):
+    for tag in FlvFile(paths[first]):
         info = inspect(tag.type_id, tag.payload)
         if tag.type_id in due and info.packet == "coded":
             due[tag.type_id].append(tag.timestamp / 1000)
     rates = {name: path.stat().st_size * 8 / seconds for name, path in paths.items()}
-    return Published(paths, rates, due[TAG_VIDEO], due[TAG_AUDIO])
+    return Published(paths, rates, due[TAG_VIDEO], due[TAG_AUDIO], recipes[first].fps)
+
+
+def length_s(window_s: float) -> float:
+    """Return how long a recording for a window is."""
+    return _HEAD_S + window_s + 2 * TAIL_S
 
 
 def run(
@@ -108,27 +123,36 @@ def run(
 ) -> list[dict[str, Any]]:
     """Let the crowds play; return a row per kind of viewer and line."""
     lines = lines_of(shares, changing, window_s)
-    sent = published(_HEAD_S + window_s + 2 * TAIL_S)
+    sent = published(rendition_recipes(length_s(window_s)))
     rows: list[dict[str, Any]] = []
     for server in dict.fromkeys(PLAYED[kind][0] for kind in kinds):
         if server == "nginx-rtmp" and (why := rivals.no_nginx()):
             sys.stderr.write(f"nginx-rtmp is left out: {why}\n")
             continue
-        rows += play(server, [kind for kind in kinds if PLAYED[kind][0] == server], sent, lines, window_s)
+        streams = {kind: PLAYED[kind][1] for kind in kinds if PLAYED[kind][0] == server}
+        rows += play(SERVERS[server], streams, sent, lines, window_s)
         sys.stderr.write(f"{server}: played\n")
     return rows
 
 
 def play(
-    server: str, kinds: Sequence[str], sent: Published, lines: dict[str, Line], window_s: float
+    serve: Callable[[], AbstractContextManager[int]],
+    played: dict[str, str],
+    sent: Published,
+    lines: dict[str, Line],
+    window_s: float,
+    shape: Shape | None = None,
 ) -> list[dict[str, Any]]:
-    """Let one crowd play from a server; decode what it got."""
-    rate = sent.rates[_LARGEST]
-    with tempfile.TemporaryDirectory() as folder, SERVERS[server]() as port:
-        viewers = {f"{folder}/{kind}-{name}.flv": (kind, name) for kind in kinds for name in lines}
+    """Let one crowd play from a server, which stream each kind of viewer plays is `played`; decode what it got.
+
+    With the shape of a router the lines are those of one; else viewers read at the pace of theirs.
+    """
+    rate = sent.rates[sent.largest]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
+        viewers = {f"{folder}/{kind}-{name}.flv": (kind, name) for kind in played for name in lines}
         orders = [
             Order(
-                stream=PLAYED[kind][1],
+                stream=played[kind],
                 line=name,
                 steps=[[at_s, share * rate] for at_s, share in lines[name].steps],
                 period_s=lines[name].period_s,
@@ -136,8 +160,11 @@ def play(
             )
             for path, (kind, name) in viewers.items()
         ]
+        behind = [RouterLine([(at_s, bits) for at_s, bits in order.steps], order.period_s) for order in orders]
+        router = None if shape is None else running.enter_context(Bottleneck(behind, shape))
+        port = running.enter_context(serve())
         streams = {f"show_{name}": path for name, path in sent.paths.items()}
-        found = watch(port, streams, orders, 0.0, window_s + TAIL_S, head_s=_HEAD_S, each=True)
+        found = watch(port, streams, orders, 0.0, window_s + TAIL_S, head_s=_HEAD_S, each=True, router=router)
         with ThreadPoolExecutor(2) as pool:
             errors = dict(pool.map(decode, viewers))
     late_ms = round(found["late_s"] * 1000) if found["late_s"] > LATE_S else 0
@@ -159,7 +186,7 @@ def figures(item: dict[str, Any], sent: Published, line: Line, window_s: float) 
     each = [(at_s, due_s, SIZES.get(size, size), key) for at_s, due_s, size, key in each if due_s < end_s]
     heard = [due_s for _, due_s in item["each_sound"] if begin_s <= due_s < end_s]
     switched = [at_s for (_, _, old, _), (at_s, _, new, _) in itertools.pairwise(each) if new != old]
-    numbers = {round((due_s - begin_s) * FPS): name for _, due_s, name, _ in each}
+    numbers = {round((due_s - begin_s) * sent.fps): name for _, due_s, name, _ in each}
     since_s = switched[0] if switched else each[0][0] if each else joined_s
     arrivals = sorted([since_s, *(at_s for at_s, *_ in each if at_s >= since_s)])
     arrivals += [end_s] if arrivals[-1] < end_s else []
@@ -167,9 +194,9 @@ def figures(item: dict[str, Any], sent: Published, line: Line, window_s: float) 
     fitting = [
         max((name for name in sent.rates if sent.rates[name] <= share), key=sent.rates.__getitem__, default="")
         for due_s in pictures
-        for share in (line.carries(due_s - joined_s) * sent.rates[_LARGEST],)
+        for share in (line.carries(due_s - joined_s) * sent.rates[sent.largest],)
     ]
-    in_each = {name: sum(found == name for found in numbers.values()) for name in RENDITIONS}
+    in_each = {name: sum(found == name for found in numbers.values()) for name in sent.rates}
     return {
         "window_s": window_s,
         "pictures_percent": _percent(len(numbers), len(pictures)),
@@ -185,15 +212,15 @@ def figures(item: dict[str, Any], sent: Published, line: Line, window_s: float) 
         "sound_percent": _percent(len({round(due_s / SOUND_S) for due_s in heard}), len(sound)),
         "sound_gap_s": round(max((b - a for a, b in itertools.pairwise(heard)), default=window_s), 3),
         "repeated": len(each) - len(numbers) + sum(b <= a for a, b in itertools.pairwise(heard)),
-        "broken": broken(each),
+        "broken": broken(each, sent.fps),
     }
 
 
-def broken(each: Sequence[tuple[float, float, str, bool]]) -> int:
+def broken(each: Sequence[tuple[float, float, str, bool]], fps: int) -> int:
     """Return how many pictures came although one that they need had not come since the last key frame."""
     count, whole, before = 0, False, (0.0, "")
     for _, due_s, name, key in each:
-        follows = name == before[1] and due_s - before[0] < 1.5 / FPS
+        follows = name == before[1] and due_s - before[0] < 1.5 / fps
         whole = key or (whole and follows)
         count += not whole
         before = (due_s, name)

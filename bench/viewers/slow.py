@@ -34,7 +34,8 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.flv import TAG_VIDEO
 from flowctl.wire.client.source import FlvFile
 from flowctl.wire.rtmp.media.media import inspect
-from kit import charts, processes
+from kit import bottleneck, charts, processes
+from kit.bottleneck import Bottleneck
 from kit.machine import HERE, PROGRAMS
 from kit.sample import SampleRecipe, ensure_sample, find_ffmpeg
 from kit.tables import print_rows, table
@@ -98,10 +99,13 @@ def flowctl(*options: str) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def nginx() -> Iterator[int]:
-    """Run nginx-rtmp for the time of a block; its port."""
-    with rivals.nginx(rivals.Settings(viewers=1000, bit_rate=0)) as running:
+def rival(start: Callable[[rivals.Settings], AbstractContextManager[rivals.Running]], host: str) -> Iterator[int]:
+    """Run another server for the time of a block; its port."""
+    with start(rivals.Settings(viewers=900, bit_rate=0, host=host)) as running:
         yield running.port
+
+
+nginx: Final = functools.partial(rival, rivals.nginx, "127.0.0.1")
 
 
 SERVERS: Final[dict[str, Callable[[], AbstractContextManager[int]]]] = {
@@ -196,8 +200,12 @@ def watch(
     *,
     head_s: float = HEAD_S,
     each: bool = False,
+    router: Bottleneck | None = None,
 ) -> dict[str, Any]:
-    """Publish recordings to a server, and let a crowd watch them; return what `programs/lines.py` says."""
+    """Publish recordings to a server, and let a crowd watch them; return what `programs/lines.py` says.
+
+    Behind a router the lines are its own, one for each order, and begin to change now.
+    """
     named = [f"{name}={path}" for name, path in streams.items()]
     publisher = [sys.executable, str(PROGRAMS / "recordings.py"), str(port), *named]
     with processes.process(publisher, stdout=subprocess.PIPE) as publishing:
@@ -206,6 +214,11 @@ def watch(
             publishing.wait(head_s)
         plan = Plan(port=port, began=began, warm_s=warm_s, window_s=window_s, orders=orders, each=each)
         crowd = [sys.executable, str(PROGRAMS / "lines.py")]
+        if router is not None:
+            behind = [dataclasses.replace(order, source=router.source(at)) for at, order in enumerate(orders)]
+            plan = dataclasses.replace(plan, host=bottleneck.SERVER, orders=behind)
+            crowd = [*router.viewers, *crowd]
+            router.begin()
         with processes.process(crowd, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reading:
             processes.tell(reading, as_json(plan))
             return processes.read_json(reading)
