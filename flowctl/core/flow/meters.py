@@ -37,6 +37,9 @@ _LONGEST_GAP_S: Final = 0.25
 lowers it."""
 _PART_S: Final = 0.1
 """Length of a part of the window; shorter times are added up. Ten parts are fine enough, and each costs a tuple."""
+_STEADY_S: Final = 8.0
+"""Time in which something waited after which the steady rate counts half of it: that is the mean of 4 to 8 s. A loss
+on a line with a deep queue holds up what is acknowledged for a second, and then it comes at once."""
 STALL_S: Final = 3.0
 """A peer that takes nothing for this long has no rate: it is stalled."""
 
@@ -82,6 +85,8 @@ class DrainMeter:
     _parts: list[tuple[float, int]] = field(default_factory=list)  # (seconds, bytes taken) of the window
     _seconds: float = 0.0
     _bytes: int = 0
+    _steady_s: float = 0.0  # as the window, but longer, and kept while nothing waits
+    _steady_bytes: float = 0.0
 
     def sample(self, now: float, acknowledged_bytes: int, *, waited: bool) -> float | None:
         """Take a sample, and return the rate as `known`."""
@@ -94,6 +99,7 @@ class DrainMeter:
             self._waited_at = now
             seconds, taken = now - self._part_at, acknowledged_bytes - self._acknowledged
             if taken > 0 and seconds >= STALL_S:
+                self._steady_s = self._steady_bytes = 0.0
                 self._forget()  # it had stalled, which says nothing of the rate at which it goes on
                 self._part_at, self._acknowledged = now, acknowledged_bytes
             elif taken > 0 and seconds >= _PART_S:
@@ -110,6 +116,11 @@ class DrainMeter:
         parts.append((seconds, taken))
         self._seconds += seconds
         self._bytes += taken
+        self._steady_s += seconds
+        self._steady_bytes += taken
+        if self._steady_s >= _STEADY_S:
+            self._steady_s /= 2
+            self._steady_bytes /= 2
         while self._seconds - parts[0][0] >= _WINDOW_S:
             oldest = parts.pop(0)
             self._seconds -= oldest[0]
@@ -127,6 +138,11 @@ class DrainMeter:
             return None
         pause_s = now - self._part_at if self._waits else 0.0
         return self._bytes / (self._seconds + (pause_s if pause_s > _LONGEST_GAP_S else 0.0))
+
+    @property
+    def steady(self) -> float:
+        """The rate over the last 4 to 8 s in which something waited, in bytes per second. 0: not known."""
+        return self._steady_bytes / self._steady_s if self._steady_s >= _WINDOW_S else 0.0
 
     def takes(self, now: float) -> bool:
         """Return whether the peer has taken something within the last 250 ms, by the samples."""

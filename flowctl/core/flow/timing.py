@@ -36,6 +36,9 @@ _KEY_WAIT_SHARE: Final = 1 / 3
 """Pictures behind a large key frame may be late by the time that it takes to send plus this share of their usual wait,
 if that is more than the usual wait. With a smaller share a line of 105 % loses whole groups of 10 s that are a fifth
 larger than others; with a larger one delays grow where they need not."""
+_BEHIND_SHARE: Final = 1 / 4
+"""Share of the usual wait of pictures by which those behind a large key frame may fall behind that. With a third sound
+that is never left out is 0.3 s later on a line of 20 %."""
 _WAIT_PER_HARD_MARK: Final = 0.8
 """Share of what the hard marks hold that may be used for waiting: the rate is a mean over seconds, and more arrives
 while a picture is on its way."""
@@ -151,6 +154,7 @@ class Timing:
         held_bytes: what goes to the viewer before the messages that are judged.
         due: how late a message may be, in seconds, by class; inf: as late as it likes.
         seconds_per_byte: what a byte takes at the rate of the viewer.
+        steady_per_byte: the same at its rate over some seconds, for what takes as long: losses halve that of a second.
     """
 
     __slots__ = (
@@ -163,6 +167,7 @@ class Timing:
         "now",
         "seconds_per_byte",
         "sound_last",
+        "steady_per_byte",
     )
 
     def __init__(
@@ -191,10 +196,11 @@ class Timing:
         kept = sound and self.sound_last and not carried
         self._most_behind_s = (sound_s if sound_s < inf else 0.0) if kept else inf
 
-    def tell(self, now: float, rate: float, held_bytes: int) -> None:
-        """Set the moment, the rate in bytes per second, and the bytes that go first."""
+    def tell(self, now: float, rate: float, held_bytes: int, steady: float = 0.0) -> None:
+        """Set the moment, the rate in bytes per second, the bytes that go first, and the rate over some seconds."""
         self.now = now
         self.seconds_per_byte = 1 / rate
+        self.steady_per_byte = 1 / (steady or rate)
         self.held_bytes = held_bytes
 
     def late(
@@ -204,39 +210,47 @@ class Timing:
         since: float,
         ahead_bytes: int,
         key_bytes: int = 0,
-        key_late_s: float = 0.0,
+        behind_bytes: int = 0,
+        key_since: float = 0.0,
         key_s_ago: float = 0.0,
     ) -> bool:
         """Return whether a message would arrive later than it is waited for.
 
-        `key_bytes` to `key_s_ago`: of the key frame of its group, the size, how late its first byte went, and how long
-        before the message it was published.
+        `key_bytes` to `key_s_ago`: of the key frame of its group, the size, what came between it and the message, since
+        when it waits, and how long before the message it was published.
         """
         due = self.due[message_class]
         if due == inf:
             return False
-        late_s = self.now - since + (self.held_bytes + ahead_bytes + size_bytes) * self.seconds_per_byte
-        return late_s > due and late_s > self._behind_key(message_class, key_bytes, key_late_s, key_s_ago)
+        before_bytes = self.held_bytes + ahead_bytes
+        late_s = self.now - since + (before_bytes + size_bytes) * self.seconds_per_byte
+        if late_s <= due:
+            return False
+        pictures_s = self.due[_INTER]
+        if message_class is not _KEY and self.large(key_bytes):  # else, and long after it, the queue is thinned
+            steady_per_byte = self.steady_per_byte
+            if message_class in _BEHIND:
+                # How late its last byte goes, or went: what is behind it has gone since, or is among what is ahead.
+                wait_s = self.now - key_since + (before_bytes - behind_bytes) * steady_per_byte
+                if key_s_ago / 2 <= wait_s <= self._most_held_s:
+                    behind_s = (behind_bytes + size_bytes) * steady_per_byte
+                    return behind_s > key_s_ago + _BEHIND_SHARE * pictures_s
+            elif (key_s := key_bytes * steady_per_byte) <= self._most_held_s and key_s_ago / 2 <= key_s + pictures_s:
+                # It has begun no later than pictures are waited for.
+                steady_s = self.now - since + (before_bytes + size_bytes) * steady_per_byte
+                return steady_s > key_s + (1 + _KEY_WAIT_SHARE) * pictures_s
+        if pictures_s == inf or not (message_class in _BEHIND or (self._carried and due >= pictures_s)):
+            return True
+        wait_s = min(key_bytes * self.seconds_per_byte + _KEY_WAIT_SHARE * pictures_s, self._most_behind_s)
+        return late_s > (wait_s * due / pictures_s if message_class is MessageClass.DISPOSABLE else wait_s)
 
     def large(self, size_bytes: int) -> bool:
-        """Return whether a key frame takes longer to send than a picture is waited for."""
-        return size_bytes * self.seconds_per_byte > self.due[_INTER]
+        """Return whether a key frame takes longer to send than a picture is waited for.
 
-    def _behind_key(self, message_class: MessageClass, key_bytes: int, key_late_s: float, key_s_ago: float) -> float:
-        """Return how late what comes with a key frame may be for the time that this takes by itself, in seconds.
-
-        It is on its way by then, and what comes behind it is no later: left out, it would make nothing younger. That is
-        so for sound as well where the key frame takes longer than pictures are waited for, and it went late.
+        It is on its way then for so long that what comes behind it is no later: left out, that would make nothing
+        younger. So it is late where it falls behind the key frame, and not behind the time at which it was published.
         """
-        pictures_s, due = self.due[_INTER], self.due[message_class]
-        key_s = key_bytes * self.seconds_per_byte
-        wait_s, large = key_s + key_late_s, self.large(key_bytes) and message_class is not _KEY
-        if large and key_s_ago / 2 <= wait_s <= self._most_held_s:  # else the queue is thinned meanwhile
-            return wait_s + _KEY_WAIT_SHARE * pictures_s
-        if pictures_s == inf or not (message_class in _BEHIND or (self._carried and due >= pictures_s)):
-            return 0.0
-        behind_s = min(key_s + _KEY_WAIT_SHARE * pictures_s, self._most_behind_s)
-        return behind_s * due / pictures_s if message_class is MessageClass.DISPOSABLE else behind_s
+        return size_bytes * self.steady_per_byte > self.due[_INTER]
 
 
 ENDLESS: Final = (inf,) * CLASS_COUNT

@@ -91,14 +91,15 @@ class LogCursor:
         wait: the key wait. None: none.
         values: the values of keys that wait. None: it is in the cohort, or its log has no keys.
         restarts: times it was brought to a key frame after a loss.
-        key_late: (sequence, how late its first byte went) of the last key frame of its log that was looked at.
+        behind: (size, end in the log, when published) of the last key frame of its log that was handed over. None:
+            none was. Not its group, which would hold the log from there on.
         leading: sequences of the key frames at which it went on after a loss, until their leading pictures are past.
         key_waits_expired: times no key frame came in time.
     """
 
     __slots__ = (
         *("leading", "_stop", "account", "cached_bytes", "chain", "copies", "crossroads", "joined_at", "joining_to"),
-        *("key_late", "key_waits_expired", "log", "mask", "place", "refusals", "restarts", "wait"),
+        *("behind", "key_waits_expired", "log", "mask", "place", "refusals", "restarts", "wait"),
     )
 
     # Of a log with keys: slots of `core.outgoing.conflation`, so that others do without their memory.
@@ -125,7 +126,7 @@ class LogCursor:
         self.mask = 0
         self.restarts = 0
         self.key_waits_expired = 0
-        self.key_late = -1, 0.0
+        self.behind: tuple[int, int, float] | None = None
         self._stop: Entry | None = None  # where to end: nothing published after is for this viewer
         # The rest is made when first needed: most viewers never lag.
         self.crossroads: Crossroads | None = None
@@ -314,17 +315,17 @@ class LogCursor:
                     and timing.late(message_class, len(wire), since, size, *self.key_before(entry))
                 ):
                     break
-                if message_class is _KEY and timing is not None:
-                    self.key_late = entry.sequence, moment - since + size * per_byte
+                if message_class is _KEY:
+                    self.behind = len(wire), entry.offset + len(wire), entry.gop.started_at
                 items.append((message_class, wire, since))
                 size = end
             entry = following
         return items
 
-    def key_before(self, entry: Entry) -> tuple[int, float, float]:
-        """Return what `Timing.late` asks of the key frame of the group of `entry`."""
-        (sequence, late_s), gop = self.key_late, entry.gop
-        return gop.key_bytes, late_s if sequence == gop.key_sequence else 0.0, entry.enqueued_at - gop.started_at
+    def key_before(self, entry: Entry) -> tuple[int, int, float, float]:
+        """Return what `Timing.late` asks of the key frame before `entry`: the last that was handed over."""
+        key_bytes, end, began = self.behind or (entry.gop.key_bytes, entry.offset, entry.gop.started_at)
+        return key_bytes, entry.offset - end, max(began, self.joined_at), entry.enqueued_at - began
 
     def _move_to(self, end: Entry) -> None:
         """Move on to `end`, past what is sent, and what is refused between."""

@@ -150,7 +150,7 @@ def go_on_in(
     account.count_from(start, passed)
     cursor.log = cursor.chain = log
     cursor.place, cursor.joining_to, cursor.wait, cursor.refusals = Place(start), None, None, None
-    cursor.leading, cursor.key_late = (start.gop.key_sequence,), (-1, 0.0)
+    cursor.leading, cursor.behind = (start.gop.key_sequence,), None
     mask = cursor.mask
     cursor.accept_from(start, mask, DropReason.REFUSED, (), now)
     if wait_for_key or mask & (_KEY_BIT | 1 << MessageClass.INTER):

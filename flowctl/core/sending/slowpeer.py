@@ -262,12 +262,11 @@ class SlowPeer:
             target = target_s(limits.target_delay_ms, log.gop_duration_s)
             messages_per_s = log.rates.messages_per_s
             most_s = most_wait_s(limits, log.rates.bytes_per_s, messages_per_s)
-            # Of whole groups: it is for key frames. How late those go is not known where the kernel tells nothing.
+            # Of whole groups: it is for key frames. Where they are is not known where the kernel tells nothing.
             held_s = most_held_s(limits, log.bytes_per_s, messages_per_s) if self.told else 0.0
             timing = Timing(now, rate, held_bytes, target, patience, most_s, held_s, carried=carried, sound=log.sounds)
             self._timing, self._timing_for = timing, asked
-        else:
-            timing.tell(now, rate, held_bytes)
+        timing.tell(now, rate, held_bytes, self.drain.steady)
         return timing
 
     def forget_timing(self) -> None:

@@ -22,6 +22,20 @@ def test_rate_when_something_waits_is_what_is_taken():
     assert meter.waited_s == pytest.approx(10.0)
 
 
+def test_steady_rate_is_that_of_some_seconds_kept_while_nothing_waits_and_lost_in_a_stall():
+    meter, now, taken = DrainMeter(), 0.0, 0
+    for at in range(120):  # as behind losses: nothing is acknowledged, then all at once
+        now, taken = at / 5, taken + (0 if at % 4 == 1 else 400 if at % 4 == 2 else 200)
+        meter.sample(now, taken, waited=True)
+        assert meter.steady == 0 if now < 0.9 else now < 4 or 950 < meter.steady < 1050
+    meter.sample(now + 30, taken, waited=False)
+    assert meter.known(now + 30) is None
+    assert 950 < meter.steady < 1050
+    meter.sample(now + 30.1, taken, waited=True)
+    meter.sample(now + 34, taken + 10, waited=True)
+    assert meter.steady == 0
+
+
 def test_rate_when_nothing_waits_is_not_measured():
     meter = DrainMeter()
     feed(meter, 0.0, 10.0, 3000, waited=False)

@@ -72,21 +72,41 @@ def test_what_comes_with_a_key_frame_that_takes_long_is_waited_for_as_long_and_d
     assert [at.late(DISPOSABLE, 0, 10.0 - late_s, 0, 80_000) for late_s in (0.55, 0.58)] == [False, True]
 
 
-@pytest.mark.parametrize("item", [INTER, DISPOSABLE, AUDIO])
-def test_what_comes_with_a_key_frame_that_takes_longer_than_pictures_wait_may_be_as_late_as_that(item):
-    at = timing()  # the key frame takes 4 s
+@pytest.mark.parametrize("item", [INTER, DISPOSABLE])
+@pytest.mark.parametrize(("held", "key_since"), [(350_000, 8.0), (0, 5.0)])
+def test_pictures_behind_a_key_frame_that_takes_longer_than_they_wait_are_late_where_they_fall_behind_that(
+    held, key_since, item
+):
+    """The key frame takes 4 s, and is on its way, or has gone. What is behind it was published within 2 s."""
+    at = timing(held=held)
     assert at.large(400_000)
     assert not at.large(99_000)
-    assert [at.late(item, 0, 10.0 - late_s, 0, 400_000) for late_s in (4.3, 4.4)] == [False, True]
-    assert [at.late(item, 0, 10.0 - late_s, 0, 400_000, 0.5) for late_s in (4.8, 4.9)] == [False, True]
-    assert at.late(item, 0, 10.0 - 4.3, 0, 400_000, 0.0, 60.0)  # long after it
-    assert at.late(KEY, 0, 10.0 - 1.5, 0, 400_000)
+    behind = (400_000, 50_000, key_since)
+    assert not at.late(item, 0, 7.0, 0, *behind, 2.0)
+    assert [at.late(item, size, 7.0, 0, *behind, 0.3) for size in (4_000, 6_000)] == [False, True]  # a quarter of 1 s
+    assert at.late(item, 0, 7.0, 0, *behind, 60.0)  # long after it
+    assert at.late(KEY, 0, 8.5, 0, *behind, 2.0)
+
+
+def test_sound_behind_a_key_frame_that_takes_longer_than_pictures_wait_may_be_as_late_as_that():
+    at = timing()  # the key frame takes 4 s, and has begun 1 s late at most
+    found = [at.late(AUDIO, 0, 10.0 - late_s, 0, 400_000, 50_000, 3.0, 2.0) for late_s in (5.3, 5.4)]
+    assert found == [False, True]
+    assert at.late(AUDIO, 0, 10.0 - 5.3, 0, 400_000, 50_000, 3.0, 10.1)  # long after it
 
 
 def test_nothing_waits_behind_a_key_frame_that_takes_longer_than_the_queue_holds():
     for held_s, waits in ((3.1, True), (2.9, False)):
-        at = Timing(10.0, 100_000, 0, 1.0, patience_of(LivePolicy()), held_s=held_s)
-        assert at.late(AUDIO, 1000, 7.0, 0, 300_000) is not waits
+        at = Timing(10.0, 100_000, 200_000, 1.0, patience_of(LivePolicy()), held_s=held_s)
+        assert at.late(AUDIO, 1000, 9.0, 0, 300_000, 0, 9.0, 0.0) is not waits
+
+
+def test_whether_a_large_key_frame_is_waited_for_goes_by_the_rate_of_some_seconds():
+    """That of the last second falls to a half each time that a packet is lost in a deep queue."""
+    at = Timing(10.0, 100_000, 600_000, 1.0, patience_of(LivePolicy()), held_s=10.0)
+    for rate, steady, late in ((100_000, 0, False), (50_000, 100_000, False), (50_000, 50_000, True)):
+        at.tell(10.0, rate, 600_000, steady)
+        assert at.late(INTER, 1000, 9.0, 0, 700_000, 0, 9.0, 0.1) is late
 
 
 @pytest.mark.parametrize("item", [CONTROL, HEADER])

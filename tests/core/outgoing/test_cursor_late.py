@@ -73,14 +73,21 @@ def test_pictures_behind_a_key_frame_that_went_late_may_be_as_late_as_that():
     assert take(follower, rate=1000) == "I"
 
 
-def test_lateness_of_a_key_frame_is_not_taken_along_into_another_log():
-    """There a key frame may have its number."""
-    follower, other = slow("K", age_s=0.9, size=2000), slow("K")
+def test_key_frame_before_is_the_last_that_was_handed_over_and_not_taken_along_into_another_log():
+    """Sound behind one that was left out waits for the one before; in another log places mean something else."""
+    follower, other = slow("K", size=2000), slow("K")
     assert take(follower, rate=1000) == "K"
+    follower.publish("I", 100)
+    picture = follower.cursor.entry
+    assert follower.cursor.key_before(picture) == (2000, 0, follower.now, 0.0)
+    follower.publish("K", 10)
+    sound = follower.log.tail
+    follower.publish("A", 10)
+    assert follower.cursor.key_before(sound)[:2] == (2000, 111)
     picture = other.log.tail
     other.publish("I")
     go_on_in(follower.cursor, other.log, picture, (), follower.now)
-    assert follower.cursor.key_before(picture)[1] == 0.0
+    assert follower.cursor.key_before(picture)[:2] == (picture.gop.key_bytes, 0)
 
 
 def with_sound(**options):
