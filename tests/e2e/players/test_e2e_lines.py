@@ -59,10 +59,10 @@ def test_viewer_of_a_single_stream_when_its_line_is_too_short_is_left_out_pictur
 
 
 @pytest.mark.timeout(180)
-def test_viewer_of_a_set_when_its_line_is_too_short_for_the_largest_is_given_the_middle_one(played):
+def test_viewer_of_a_set_when_its_line_is_too_short_for_the_largest_is_given_smaller_ones_and_more_pictures(played):
     row = played["set"]
     assert (row["closed"], row["broken"], row["decode_errors"], row["repeated"]) == ("", 0, 0, 0)
-    assert row["in_480_percent"] > row["in_720_percent"]
+    assert row["in_480_percent"] + row["in_360_percent"] > row["in_720_percent"]
     assert row["pictures_percent"] > played["single"]["pictures_percent"]
 
 
@@ -76,7 +76,7 @@ def test_line_of_a_router_brings_what_it_carries_after_a_full_queue_by_the_conge
         command = [*router.viewers, sys.executable, "-c", READER, *where]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             peer, address = listening.accept()
-            with peer:
+            with peer, contextlib.suppress(ConnectionError):  # it goes when it has enough
                 assert address[0] == router.source(0)
                 assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"cubic"
                 peer.sendall(bytes(200_000))
