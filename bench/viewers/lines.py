@@ -43,6 +43,8 @@ SHAPES: Final = (
 )
 _LARGEST: Final = next(iter(RENDITIONS))
 _SCREEN: Final = "screen"
+_SCREEN_QUEUES_MS: Final = (400,)
+"""Queues behind which a screen is watched: beside a key frame of ten seconds of the line they make no difference."""
 FLOWCTL: Final = functools.partial(
     flowctl, "--host=0.0.0.0", "--renditions=" + ",".join(f"_{name}" for name in RENDITIONS)
 )
@@ -50,7 +52,7 @@ RIVALS: Final = {"nginx-rtmp": (rivals.nginx, rivals.no_nginx), "SRS": (rivals.s
 
 
 def run(
-    window_s: float = 60.0,
+    window_s: float = 45.0,
     shares: Sequence[float] = SHARES,
     changing: Sequence[str] = CHANGING,
     screens: Sequence[float] = SCREEN_SHARES,
@@ -69,6 +71,8 @@ def run(
     rows: list[dict[str, Any]] = []
     for shape in shapes:
         for published_here, some, others, stream in crowds:
+            if published_here is screen and shape.queue_ms not in _SCREEN_QUEUES_MS:
+                continue
             lines = lines_of(some, others, window_s)
             for server in servers if lines else ():
                 start, why_not = RIVALS.get(server, (None, None))
@@ -169,7 +173,7 @@ QUICK: Final[dict[str, Any]] = {
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=60.0, help="length of the window")
+    parser.add_argument("--seconds", type=float, default=45.0, help="length of the window")
     parser.add_argument("--quick", action="store_true", help="two lines, some seconds")
     parser.add_argument("--servers", default=",".join(("flowctl", *RIVALS)), help="which; default: all")
     parser.add_argument("--shapes", default="", help="queue:congestion:bucket,... in ms and bytes; default: eight")
