@@ -69,15 +69,17 @@ def run(
         (screen, screens, (), f"show_{_SCREEN}"),
     ]
     rows: list[dict[str, Any]] = []
+    for server in servers:
+        if server in RIVALS and (why := RIVALS[server][1]()):
+            sys.stderr.write(f"{server} is left out: {why}\n")
     for shape in shapes:
         for published_here, some, others, stream in crowds:
             if published_here is screen and shape.queue_ms not in _SCREEN_QUEUES_MS:
                 continue
             lines = lines_of(some, others, window_s)
             for server in servers if lines else ():
-                start, why_not = RIVALS.get(server, (None, None))
-                if why_not is not None and (why := why_not()):
-                    sys.stderr.write(f"{server} is left out: {why}\n")
+                start, why_not = RIVALS.get(server, (None, str))
+                if why_not():
                     continue
                 serve = FLOWCTL if start is None else functools.partial(rival, start, "0.0.0.0")
                 played = {server: stream}

@@ -92,7 +92,7 @@ class Published(NamedTuple):
 
     @property
     def largest(self) -> str:
-        return next(iter(self.paths))
+        return next(iter(self.rates))
 
 
 def published(recipes: dict[str, SampleRecipe]) -> Published:
