@@ -1,8 +1,9 @@
 """Recordings as FLV: the messages as they came, with times that begin at 0.
 
 Metadata of a publisher say how long the film is that it sends, if anything. In a file ``duration`` and ``filesize`` are
-those of the file: 0 while it is written, since players then look for the last tag. So is what the header says of sound
-and picture; while it is written, that is what has come by the first piece, or is named in the metadata.
+those of the file, where metadata come again too: 0 while it is written, since players then look for the last tag. So is
+what the header says of sound and picture; while it is written, that is what has come by the first piece, or is named in
+the metadata.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import struct
 from collections.abc import Container, Sequence
 from typing import Final
 
+from flowctl.core.flow.state import MessageClass
 from flowctl.flv import BACK_POINTER_BYTES, TAG_AUDIO, TAG_HEADER_BYTES, TAG_SCRIPT, TAG_VIDEO, header, tag
 from flowctl.live.remux.course import Unit
-from flowctl.wire.rtmp.media.media import named_tracks
+from flowctl.wire.rtmp.media.media import inspect, named_tracks
 from flowctl.wire.rtmp.wire import CLOCK_MASK
 
 SUFFIX: Final = ".flv"
@@ -26,6 +28,8 @@ _READ_BYTES: Final = 1 << 20
 _DURATION: Final = b"\0\x08duration\0"  # a name in AMF0, and the marker of the number behind it
 _FILE_SIZE: Final = b"\0\x08filesize\0"
 _NUMBER: Final = struct.Struct(">d")
+_MOST_NUMBERS: Final = 10_000
+"""Numbers of metadata that are set when a file is finished; those of an encoder that sends more, for hours, stay 0."""
 
 
 def flv_of(headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], base_ms: int) -> bytes:
@@ -58,33 +62,45 @@ class FlvForm:
 
     def __init__(self) -> None:
         self._base_ms: int | None = None
+        self._size_bytes = 0
         self._types: set[int] = set()  # of tags in the file
-        self._numbers: dict[bytes, int] = {}  # where metadata say how long the file is
+        # Where metadata say how long the file is: players go by the first that say it, or by the last that came.
+        self._numbers: dict[int, bytes] = {}
 
     def add(self, headers: Sequence[tuple[int, bytes]], units: Sequence[Unit]) -> bytes | None:
+        begins = self._base_ms is None
+        base_ms = units[0].at_ms if self._base_ms is None else self._base_ms
+        self._base_ms = base_ms
+        headers = headers if begins else ()
         self._types |= types_of(headers, units)
-        if self._base_ms is not None:
-            return tags_of(units, self._base_ms)
-        self._base_ms = units[0].at_ms
-        file = bytearray(flv_of(headers, units, self._base_ms))
-        named = {_TYPE_OF[kind] for type_id, data in headers if type_id == TAG_SCRIPT for kind in named_tracks(data)}
-        file[_FLAGS_AT : _FLAGS_AT + 1] = _flags(self._types | named)
-        at = _FRONT_BYTES
-        for type_id, payload in headers:
-            at += TAG_HEADER_BYTES
-            for name in (_DURATION, _FILE_SIZE) if type_id == TAG_SCRIPT else ():
-                found = payload.find(name)
-                if 0 <= found <= len(payload) - len(name) - _NUMBER.size:
-                    self._numbers[name] = at + found + len(name)
-            at += len(payload) + BACK_POINTER_BYTES
-        for where in self._numbers.values():
-            _NUMBER.pack_into(file, where, 0.0)
-        return bytes(file)
+        data = bytearray(flv_of(headers, units, base_ms) if begins else tags_of(units, base_ms))
+        if begins:
+            scripts = [payload for type_id, payload in headers if type_id == TAG_SCRIPT]
+            named = {_TYPE_OF[kind] for payload in scripts for kind in named_tracks(payload)}
+            data[_FLAGS_AT : _FLAGS_AT + 1] = _flags(self._types | named)
+        at = _FRONT_BYTES if begins else 0
+        for type_id, payload in (*headers, *((unit.type_id, unit.payload) for unit in units)):
+            for place, name in lengths_in(payload) if type_id == TAG_SCRIPT else ():
+                _NUMBER.pack_into(data, at + TAG_HEADER_BYTES + place, 0.0)
+                if len(self._numbers) < _MOST_NUMBERS:
+                    self._numbers[self._size_bytes + at + TAG_HEADER_BYTES + place] = name
+            at += TAG_HEADER_BYTES + len(payload) + BACK_POINTER_BYTES
+        self._size_bytes += len(data)
+        return bytes(data)
 
     def lengths(self, media_s: float, size_bytes: int) -> dict[int, bytes]:
         values = {_DURATION: media_s, _FILE_SIZE: size_bytes}
-        told = {where: _NUMBER.pack(values[name]) for name, where in self._numbers.items()}
+        # What the disk did not take is not in the file.
+        told = {where: _NUMBER.pack(values[name]) for where, name in self._numbers.items() if where < size_bytes}
         return {_FLAGS_AT: _flags(self._types), **told}
+
+
+def lengths_in(payload: bytes) -> list[tuple[int, bytes]]:
+    """Return where metadata have the numbers that say how long a file is, and which; none of other script data."""
+    if inspect(TAG_SCRIPT, payload).message_class is not MessageClass.HEADER:
+        return []
+    found = [(payload.find(name) + len(name), name) for name in (_DURATION, _FILE_SIZE)]
+    return [(at, name) for at, name in found if len(name) <= at <= len(payload) - _NUMBER.size]
 
 
 def whole_flv_bytes(number: int) -> int:

@@ -242,6 +242,35 @@ def test_metadata_when_they_tell_the_length_of_the_publishers_film_tell_that_of_
     assert 1.8 < length_s <= 2.0
 
 
+def test_metadata_when_they_come_again_tell_the_length_of_the_file_each_time(tmp_path):
+    """As of an encoder that came back: FFmpeg and mpegts.js go by the last that say it."""
+    told = FlvTag(18, 0, amf0.encode("onMetaData", {"duration": 900.0, "filesize": 5e9}))
+    cue = FlvTag(18, 1000, amf0.encode("onCuePoint", {"duration": 30.0}))
+    tags = [tag for tag in source(3) if tag.type_id != 18]
+    bench = Bench(tmp_path)
+    bench.feed([told, *(tag for tag in tags if tag.timestamp < 1000)])
+    bench.feed([told, *tags[:2], cue, *(tag for tag in tags if tag.timestamp >= 1000), told])
+    bench.end()
+    path = tmp_path / "live-room.flv"
+    found = [amf0.decode(tag.payload) for tag in tags_of(path) if tag.type_id == 18]
+    length = {"duration": tags_of(path)[-1].timestamp / 1000, "filesize": path.stat().st_size}
+    assert [name for name, _ in found] == ["onMetaData", "onMetaData", "onCuePoint", "onMetaData"]
+    assert [values for name, values in found if name == "onMetaData"] == [length] * 3
+    assert found[2][1] == {"duration": 30.0}
+
+
+def test_metadata_when_the_disk_did_not_take_them_are_no_part_of_the_file(tmp_path):
+    told = FlvTag(18, 0, amf0.encode("onMetaData", {"duration": 900.0, "filesize": 5e9}))
+    bench = Bench(tmp_path, disk=Disk(30_000))
+    for tag in [told, *(tag for tag in source(4) if tag.type_id != 18)]:
+        bench.feed([tag, told] if tag.timestamp else [tag])
+    bench.end()
+    tags = tags_of(tmp_path / "live-room.flv")
+    lengths = [amf0.decode(tag.payload)[1]["filesize"] for tag in tags if tag.type_id == 18]
+    assert len(lengths) > 2
+    assert set(lengths) == {(tmp_path / "live-room.flv").stat().st_size}
+
+
 @pytest.mark.parametrize("kept", [8, 9])
 @pytest.mark.parametrize(
     "end", [Bench.end, lambda bench: (os.close(bench.recorder._file._number), recover(bench.folder, whole_bytes))]
