@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from flowctl.core.folders.folders import check_folder
+from flowctl.core.folders.folders import check_folder, found_folder
 from flowctl.core.server.certificate import Certificate
 from flowctl.core.server.program import ServeOptions, ServerProgram
 from flowctl.core.text.extras import require_extra
@@ -28,11 +28,16 @@ def build(options: ServeOptions) -> LiveServer:
         from flowctl.live.httpd.serving import serve_http  # noqa: PLC0415 - as said
 
         folder = server.config.hls_place
-        handlers = None
+        from flowctl.live.playback.serving import recording_handlers  # noqa: PLC0415 - as said
+
+        def may_play(stream: str) -> bool:
+            return server.config.at(stream).media.record_play.fits(stream)
+
+        handlers = recording_handlers(found_folder(server.config.media.record_folder), may_play)
         if folder is not None:
             from flowctl.live.remux.serving import hls_handlers  # noqa: PLC0415 - as said
 
-            handlers = hls_handlers(folder)
+            handlers |= hls_handlers(folder)
         try:
             serve_http(server, handlers)
         except BaseException:

@@ -86,7 +86,7 @@ LAYERS = {
         "sending receiver fanout streams connection server telemetry client live fleet control admin",
     ),
     "remux": layer(
-        "live.remux",
+        "live.remux live.playback",
         "words folders access flow rtmp outcomes judging log loop sending streams connection server live httpd client "
         "cluster",
     ),

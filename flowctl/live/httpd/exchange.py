@@ -63,7 +63,7 @@ class HttpLimits:
 
 HeaderFields = Iterable[tuple[str, str]]
 SERVER: Final = "flowctl"
-_DIRECTIVE: Final = "_HLS_"
+DIRECTIVE: Final = "_HLS_"
 """Prefix of what players of HLS add to the query of a playlist (draft-pantos-hls-rfc8216bis section 6.2.5)."""
 
 
@@ -74,20 +74,22 @@ class Request:
     raw_query: str  # the query as it came, without the question mark
     headers: tuple[tuple[bytes, bytes], ...]
     version: str = "1.1"
+    # What parameters begin with that belong to this request alone, and not to the play that it is of.
+    own: tuple[str, ...] = ()
     live: LiveRequest | None = None  # what is asked of the gate. None: the path belongs to no stream.
 
     @property
     def directives(self) -> dict[str, str]:
         """What is asked of a playlist beside its stream, without the prefix of the names."""
-        pairs = [pair.partition("=") for pair in self.raw_query.split("&") if pair.startswith(_DIRECTIVE)]
-        return {name.removeprefix(_DIRECTIVE): value for name, _, value in pairs}
+        pairs = [pair.partition("=") for pair in self.raw_query.split("&") if pair.startswith(DIRECTIVE)]
+        return {name.removeprefix(DIRECTIVE): value for name, _, value in pairs}
 
     @property
     def kept_query(self) -> str:
-        """The query without directives, which belong to this request alone and not to the play that it is of."""
-        if _DIRECTIVE not in self.raw_query:
+        """The query without what belongs to this request alone."""
+        if not self.own or not any(word in self.raw_query for word in self.own):
             return self.raw_query
-        return "&".join(pair for pair in self.raw_query.split("&") if not pair.startswith(_DIRECTIVE))
+        return "&".join(pair for pair in self.raw_query.split("&") if not pair.startswith(self.own))
 
     def header(self, name: str) -> str:
         wanted = name.encode()
@@ -131,6 +133,10 @@ class Handler(Protocol):
     def in_files(self) -> bool:
         """Whether players fetch a stream file by file here, so that many requests are one play."""
 
+    @property
+    def own_parameters(self) -> tuple[str, ...]:
+        """What parameters begin with that differ from request to request of one play."""
+
     def stream_of(self, path: str) -> str | None:
         """Return the stream, ``app/stream``, that `path` (decoded) belongs to. None: there is nothing of that name."""
 
@@ -139,12 +145,15 @@ class Handler(Protocol):
 
 
 class Routes:
-    """Handlers of paths, by the suffix of the path."""
+    """Handlers of paths, by their first folder (``/recordings/``), if it has what is asked for, or by their suffix."""
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self._handlers: Final = dict(handlers)
 
     def find(self, path: str) -> Handler | None:
+        of_folder = self._handlers.get("/" + path[1:].partition("/")[0] + "/")
+        if of_folder is not None and of_folder.stream_of(path) is not None:
+            return of_folder
         name = path.rpartition("/")[2]
         return self._handlers.get("." + name.rpartition(".")[2]) if "." in name else None
 

@@ -35,7 +35,16 @@ from flowctl.core.text.printable import printable
 from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.live.access.request import TOO_SLOW, LiveRequest, Question, Refusal
 from flowctl.live.config import Redirect
-from flowctl.live.httpd.exchange import Exchange, Handler, HeaderFields, HttpLimits, Request, Routes, usual_headers
+from flowctl.live.httpd.exchange import (
+    DIRECTIVE,
+    Exchange,
+    Handler,
+    HeaderFields,
+    HttpLimits,
+    Request,
+    Routes,
+    usual_headers,
+)
 from flowctl.live.httpd.formats import CHUNKS, FLV_TYPE, FRAMES, GOING_AWAY, SILENT_S, TAGS, FlvPlay, settled_tracks
 from flowctl.live.hub import Hub
 from flowctl.live.inputrate import InputRate
@@ -59,8 +68,6 @@ _FRAMES_PIECE_BYTES: Final = 512
 _MESSAGE_BYTES: Final = 64 * 1024
 """Longest message of a WebSocket player, which is dropped: none has anything to say."""
 _PLAYLIST: Final = ".m3u8"
-_OF_ONE_REQUEST: Final = "_HLS_"
-"""Beginning of parameters that differ from request to request of one player (RFC 8216bis section 6.2.5)."""
 _PIPELINED: Final = 16
 """Answers that may wait for a client before the next of its requests is looked at."""
 _PIPELINED_BYTES: Final = 64 * 1024
@@ -426,6 +433,7 @@ class HttpSession(ViewerSession):
         if handler is None or name is None:
             exchange.respond(HTTPStatus.NOT_FOUND)
             return
+        request = dataclasses.replace(request, own=handler.own_parameters)
         try:
             live = self._live_request(request, name)
         except RemoteProtocolError as error:
@@ -517,7 +525,7 @@ class HttpSession(ViewerSession):
         if handler.in_files and not request.path.endswith(_PLAYLIST):
             return False
         secure = self.connection.secure or request.header("x-forwarded-proto") == "https"
-        lasting = "&".join(item for item in request.raw_query.split("&") if not item.startswith(_OF_ONE_REQUEST))
+        lasting = "&".join(item for item in request.raw_query.split("&") if not item.startswith(DIRECTIVE))
         viewer = "\n".join((live.peer[0], live.stream, live.user_agent, lasting)).encode()
         scheme, network = "https" if secure else "http", address_key(live.peer[0])
         base = hub.edge_for(scheme, viewer if handler.in_files else None, network)
@@ -832,6 +840,7 @@ class HttpSession(ViewerSession):
 class FlvRoute:
     suffix: Final = ".flv"
     in_files: Final = False
+    own_parameters: Final = ()
 
     def stream_of(self, path: str) -> str | None:
         return path.removesuffix(self.suffix).strip("/") or None
@@ -845,6 +854,7 @@ class PlaylistRoute:
 
     suffix: Final = _PLAYLIST
     in_files: Final = True
+    own_parameters: Final = (DIRECTIVE,)
 
     def stream_of(self, path: str) -> str | None:
         return path.removesuffix(self.suffix).strip("/") or None

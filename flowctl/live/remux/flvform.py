@@ -103,6 +103,14 @@ def lengths_in(payload: bytes) -> list[tuple[int, bytes]]:
     return [(at, name) for at, name in found if len(name) <= at <= len(payload) - _NUMBER.size]
 
 
+def told_lengths(type_id: int, payload: bytes, media_s: float, size_bytes: int) -> bytes:
+    """Return a message whose metadata say how long a file is, as those of a file that is so long."""
+    told = bytearray(payload)
+    for at, name in lengths_in(payload) if type_id == TAG_SCRIPT else ():
+        _NUMBER.pack_into(told, at, {_DURATION: media_s, _FILE_SIZE: size_bytes}[name])
+    return bytes(told)
+
+
 def whole_flv_bytes(number: int) -> int:
     """Return how many octets of a file are whole tags with their back pointers; 0 if none of them is media.
 

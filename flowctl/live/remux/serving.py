@@ -23,7 +23,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.live.httpd.exchange import Exchange, Handler, Request
+from flowctl.live.httpd.exchange import DIRECTIVE, Exchange, Handler, Request
 from flowctl.live.remux.files import encoded
 from flowctl.live.remux.playlist import CONTENT_TYPES, PLAYLIST
 from flowctl.live.remux.waiting import HlsPlaylists, ServedPlaylist, open_below
@@ -33,17 +33,20 @@ from flowctl.wire.rtmp.url import RtmpUrl, canonical
 _SEGMENT: Final = re.compile(r"([A-Za-z0-9._~%-]{1,800})-\d{1,20}(?:\.ts|(?:\.\d{1,20})?\.m4s|-init\.mp4)")
 _PART_BYTES: Final = 64 * 1024
 """Part of a body that waits for a client that does not read: 32 MiB for 512 of them."""
-_SEGMENT_CACHE: Final = "max-age=3600"
-"""How segments are cached: none changes, and no name is used twice; for an hour, since access to them may change."""
+KEPT: Final = "max-age=3600"
+"""How files that are whole are cached: none changes, and no name comes again; an hour, since access may change."""
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z", re.IGNORECASE | re.ASCII)
 _NONE: Final = (0, 0)
 _DIGITS: Final = re.compile(r"\d{1,19}\Z", re.ASCII)
+Elsewhere = Callable[[Exchange, Callable[[], bytes], Callable[[bytes], None]], None]
+"""Has a part read on another thread, and told to the connection's."""
 
 
 class HlsFiles:
     """Serves one folder: a `flowctl.live.httpd.exchange.Handler`."""
 
     in_files: Final = True
+    own_parameters: Final = (DIRECTIVE,)
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder: Final = folder
@@ -114,14 +117,14 @@ class HlsFiles:
                 self._wait_for_part(exchange, app, name, playlist)
                 return
             number = open_below(self._folder, app, name)  # it may have come meanwhile
-        _give_segment(exchange, number, content_type)
+        give_file(exchange, number, content_type)
 
     def _wait_for_part(self, exchange: Exchange, app: str, name: str, playlist: str) -> None:
         def answer(found: ServedPlaylist | None) -> None:
             try:
                 if found is None:
                     raise FileNotFoundError(name)
-                _give_segment(exchange, open_below(self._folder, app, name), CONTENT_TYPES[PurePosixPath(name).suffix])
+                give_file(exchange, open_below(self._folder, app, name), CONTENT_TYPES[PurePosixPath(name).suffix])
             except OSError:
                 exchange.respond(HTTPStatus.NOT_FOUND)
 
@@ -150,7 +153,7 @@ def _give_playlist(exchange: Exchange, playlist: ServedPlaylist) -> None:
     if request.method == "HEAD" or not size:
         exchange.end()
     else:
-        _FileBody(exchange, _joined(pieces, query), size).give()
+        FileBody(exchange, _joined(pieces, query), size).give()
 
 
 def _joined(pieces: tuple[bytes, ...], query: bytes) -> Generator[bytes]:
@@ -165,25 +168,33 @@ def _has(request: Request, tag: str) -> bool:
     return known == "*" or tag in {item.strip().removeprefix("W/") for item in known.split(",")}
 
 
-def _give_segment(exchange: Exchange, number: int, content_type: str) -> None:
-    """Answer with a file, whose descriptor is closed then."""
+def give_file(
+    exchange: Exchange,
+    number: int,
+    content_type: str,
+    *,
+    size: int | None = None,
+    cache: str = KEPT,
+    elsewhere: Elsewhere | None = None,
+) -> FileBody | None:
+    """Answer with a file, or what of it is whole, whose descriptor is closed then; return its body, if it has one."""
     request, found = exchange.request, os.fstat(number)
-    size = found.st_size
+    size = found.st_size if size is None else size
     tag = f'"{found.st_mtime_ns:x}-{size:x}"'
-    headers = [("Cache-Control", _SEGMENT_CACHE), ("ETag", tag), ("Accept-Ranges", "bytes")]
+    headers = [("Cache-Control", cache), ("ETag", tag), ("Accept-Ranges", "bytes")]
     headers.append(("Last-Modified", formatdate(found.st_mtime, usegmt=True)))
     if _has(request, tag) or (not request.header("if-none-match") and _not_since(request, found.st_mtime)):
         os.close(number)
         exchange.begin(HTTPStatus.NOT_MODIFIED, headers)
         exchange.end()
-        return
+        return None
     begin, end, status = 0, size, HTTPStatus.OK
     if request.method == "GET" and request.header("range") and request.header("if-range") in {"", tag}:
         found_range = _range(request.header("range"), size)
         if found_range == _NONE:
             os.close(number)
             exchange.respond(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, headers=[("Content-Range", f"bytes */{size}")])
-            return
+            return None
         if found_range is not None:
             begin, end = found_range
             status = HTTPStatus.PARTIAL_CONTENT
@@ -192,8 +203,10 @@ def _give_segment(exchange: Exchange, number: int, content_type: str) -> None:
     if request.method == "HEAD":
         os.close(number)
         exchange.end()
-        return
-    _FileBody(exchange, _of_file(number, begin, end), end - begin).give()
+        return None
+    body = FileBody(exchange, _of_file(number, begin, end), end - begin, elsewhere)
+    body.give()
+    return body
 
 
 def _of_file(number: int, begin: int, end: int) -> Generator[bytes]:
@@ -229,21 +242,34 @@ def _range(text: str, size: int) -> tuple[int, int] | None:
     return (begin, end) if begin < size else _NONE
 
 
-class _FileBody:
-    __slots__ = ("_exchange", "_left_bytes", "_parts")
+class FileBody:
+    """A body that goes out in parts."""
 
-    def __init__(self, exchange: Exchange, parts: Generator[bytes], left_bytes: int) -> None:
+    __slots__ = ("__weakref__", "_elsewhere", "_exchange", "_left_bytes", "_parts")
+
+    def __init__(
+        self, exchange: Exchange, parts: Generator[bytes], left_bytes: int, elsewhere: Elsewhere | None = None
+    ) -> None:
         self._exchange = exchange
         self._parts = parts
         self._left_bytes = left_bytes
+        self._elsewhere = elsewhere
 
     def give(self) -> None:
         """Send the next part, and have the one after it sent when the kernel has taken it."""
-        exchange = self._exchange
+        if self._elsewhere is None:
+            self._send(self._read())
+        else:
+            self._elsewhere(self._exchange, self._read, self._send)
+
+    def _read(self) -> bytes:
         try:
-            data = next(self._parts, b"")
+            return next(self._parts, b"")
         except OSError:
-            data = b""  # the disk cannot read it
+            return b""  # the disk cannot read it
+
+    def _send(self, data: bytes) -> None:
+        exchange = self._exchange
         self._left_bytes -= len(data)
         if data:
             exchange.write(data)

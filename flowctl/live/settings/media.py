@@ -66,6 +66,7 @@ class MediaOptions:
         record_folder: a folder per stream is made there.
         record_length_s: a file ends at the key frame behind so much time; 0: with the publication.
         record_keep_s: age at which a finished file is removed; 0: never.
+        record_play: streams whose recordings those may list and play who may play the stream, where HTTP is served.
         keep_free_bytes: room on a disk that is left to others, by recordings and HLS; 0: none.
         hls: streams that are written as HLS.
         hls_segment_s: a segment ends at the key frame behind so much time, 1 to 30 s.
@@ -77,6 +78,7 @@ class MediaOptions:
     record_format: RecordFormat = RecordFormat.FLV
     record_length_s: float = 3600.0
     record_keep_s: float = 0.0
+    record_play: StreamPatterns = StreamPatterns()
     keep_free_bytes: int = 256 << 20
     hls: StreamPatterns = StreamPatterns()
     hls_segment_s: float = 2.0

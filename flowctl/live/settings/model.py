@@ -264,6 +264,11 @@ class LiveSettings(BaseModel):
         "media.record_length_s", "A file ends at the key frame behind so much time; 0: with its stream.", of=_NO_ROLE
     )
     record_keep: Duration = _at("media.record_keep_s", "Age at which a recording is removed; 0: never.")
+    record_play: Patterns = _at(
+        "media.record_play",
+        "Let those who may play these streams list and play their recordings, where http listens.",
+        of=_NO_ROLE,
+    )
     keep_free: Size = _at("media.keep_free_bytes", "Room on the disk that recordings and HLS leave to others; 0: none.")
     hls: Patterns = _at("media.hls", "Write these streams as HLS, for players where http listens.", of=_NO_ROLE)
     hls_segment: Duration = _at(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import signal
@@ -80,14 +81,15 @@ def pictures(path):
 def test_media_when_settings_name_streams_is_written_as_it_came_for_nobody_but_who_may(
     tmp_path, live, clients, programs, sample
 ):
-    """FFmpeg publishes; the server records, writes HLS and pushes the stream on; playing takes a key."""
+    """FFmpeg publishes; the server records, writes HLS and pushes on; to play, recordings too, takes a key."""
     key = make_key()
     put(tmp_path / "keys", hash_key(key) + "\n")
     (tmp_path / "keys").chmod(0o600)
     target = live()
     pushed = f"rtmp://{loopback(target.address[1])}/{{app}}/{{stream}}"
     text = (
-        f'record = "*"\nhls = "live/*"\nrelay_push = "live/*={pushed}"\nplay_auth = "key"\nkeys_file = "keys"\n'
+        f'record = "*"\nrecord_play = "*"\nhls = "live/*"\nrelay_push = "live/*={pushed}"\n'
+        'play_auth = "key"\nkeys_file = "keys"\n'
         '[application.odd]\nrecord_format = "mp4"\n'
     )
     odd = ("odd/a b+c", "odd/\u00fc%25..", "odd/.hidden;x")
@@ -105,12 +107,20 @@ def test_media_when_settings_name_streams_is_written_as_it_came_for_nobody_but_w
         until(lambda: len(recordings(tmp_path)) == 1 and len(recordings(tmp_path, ".mp4")) == 3, "files")
         totals = until(lambda: ended_totals(server), "the end of all in the figures")
         listed = fetched(server, f"/live/stream.m3u8?key={key}")[1]
+        assert fetched(server, "/recordings/live/stream")[0] in {401, 403}
+        [row] = json.loads(fetched(server, f"/recordings/live/stream?key={key}")[1])["recordings"]
+        [odd_row] = json.loads(fetched(server, f"/recordings/odd/a%20b%2Bc?key={key}")[1])["recordings"]
+        part = f"http://{server.ready['http'][0]}/recordings/live/stream.flv?from={row['start']}&key={key}"
+        with urllib.request.urlopen(part, timeout=20) as answer:
+            played = answer.read()
     assert server.status == 0
     published = read_flv(path)
     [flv] = recordings(tmp_path)
     for track in (TAG_VIDEO, TAG_AUDIO):
         assert frames_of(read_flv(flv), track) == frames_of(published, track)
     count = len(frames_of(published, TAG_VIDEO))
+    assert (row["bytes"], row["being_written"], odd_row["format"]) == (flv.stat().st_size, False, "mp4")
+    assert pictures(io.BytesIO(played)) == count
     assert [pictures(item) for item in recordings(tmp_path, ".mp4")] == [count] * 3
     names = re.findall(r'^#EXT-X-MAP:URI="([^"?]+)|^([^#?]+)', listed, re.MULTILINE)
     whole = b"".join((tmp_path / "hls" / "live" / (init or segment)).read_bytes() for init, segment in names)

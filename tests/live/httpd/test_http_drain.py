@@ -97,6 +97,7 @@ class Slow:
     """Begins an answer, and ends it when told."""
 
     in_files = False
+    own_parameters = ()
 
     def stream_of(self, path):
         return path.rpartition(".")[0].strip("/")

@@ -108,6 +108,7 @@ EXAMPLES = {
     "record_format": ("mp4", "media.record_format", RecordFormat.MP4),
     "record_length": ("10min", "media.record_length_s", 600.0),
     "record_keep": ("7d", "media.record_keep_s", 604800.0),
+    "record_play": ("live/*", "media.record_play", StreamPatterns(("live/*",))),
     "keep_free": ("1GiB", "media.keep_free_bytes", 1 << 30),
     "hls": ("live/*", "media.hls", StreamPatterns(("live/*",))),
     "hls_segment": ("4s", "media.hls_segment_s", 4.0),

@@ -37,6 +37,13 @@ def test_orders_when_levels_differ_are_of_the_nearest(read):
     assert config.asked_for("hls").fits("live/room")
 
 
+def test_recordings_when_no_setting_gives_them_are_for_nobody(read):
+    assert not read('record = "*"').media.record_play.fits("live/room")
+    config = read('record_play = "live/*"\n[stream."live/secret*"]\nrecord_play = "off"\n')
+    given = [name for name in ("live/room", "live/secret1", "vod/x") if config.at(name).media.record_play.fits(name)]
+    assert given == ["live/room"]
+
+
 def test_media_when_only_a_level_asks_for_it_is_asked_for(read):
     assert not read("port = 1935").writes_media
     config = read('[application.live]\nhls = "*"\n')

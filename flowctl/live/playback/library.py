@@ -1,0 +1,375 @@
+"""The recordings of a folder: which there are of a stream, when each began, how long it is, and parts of them by time.
+
+How it works. A server calls a recording by the time at which it began, so names in order are times in order: a question
+about a time is one about names, and of files only those are opened that the answer has. How long one is, is read from
+its end, and remembered for as long as it does not change. A part by time is planned first (`Span`): from a key frame in
+one file, over those behind it that go on with the same codecs, to a time in the last. So its size is known before
+anything of it is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import struct
+import threading
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from flowctl.core.folders.folders import opened_folder
+from flowctl.flv import BACK_POINTER_BYTES, TAG_HEADER_BYTES, TAG_SCRIPT, header, tag
+from flowctl.live.playback.flvfile import FRONT_BYTES, FlvFile
+from flowctl.live.playback.mp4file import mp4_length_s
+from flowctl.live.remux.files import PART, NameTemplate
+from flowctl.live.remux.flvform import SUFFIX, told_lengths, whole_mp4_bytes
+from flowctl.live.remux.retention import RECORDING, TEMPLATE
+from flowctl.wire.rtmp.wire import CLOCK_MASK
+
+PART_BYTES: Final = 64 * 1024
+"""What of a recording is read at a time, and waits for a client."""
+_STAMP: Final = "%Y%m%dT%H%M%S"
+_STAMP_CHARS: Final = 20
+_ROUNDING_S: Final = 1e-5
+_MOST_KNOWN: Final = 8192
+"""Files whose length is remembered: 2 MB."""
+MOST_FILES: Final = 200
+"""Files that one part by time goes over: eight days of an hour each."""
+GAP_S: Final = 2.0
+"""Time between two files that go on in one part: names tell when the first frames were written, not when they came."""
+_STEP_MS: Final = 20
+"""Time from the last frame of a file to the first of the next one: it is a frame's, and no file says which."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recording:
+    name: str  # of its file, once it is finished
+    start_s: float
+    length_s: float | None  # of what can be played by now. None: that cannot be read.
+    size_bytes: int
+    being_written: bool
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + (self.length_s or 0.0)
+
+
+def start_of(name: str) -> float | None:
+    """Return when a recording began, by the name of its file. None: it is no time."""
+    try:
+        found = datetime.strptime(name[: _STAMP_CHARS - 5], _STAMP).replace(tzinfo=UTC)
+        return found.timestamp() + int(name[_STAMP_CHARS - 4 : _STAMP_CHARS - 1]) / 1000
+    except ValueError:
+        return None
+
+
+def stamp_of(time_s: float) -> str:
+    """Return what the name of a recording begins with that began at a time."""
+    made: Path = NameTemplate("{time}").path("", "", time_s + _ROUNDING_S)
+    return made.name
+
+
+def is_recording(name: str) -> bool:
+    return RECORDING.fullmatch(name) is not None and start_of(name) is not None
+
+
+class _Piece(NamedTuple):
+    """A part of one file, of a span."""
+
+    name: str
+    begin: int
+    end: int
+    from_ms: int  # time in the file that is `at_ms` in the span
+    at_ms: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """A part of the recordings of a stream, as one FLV stream whose times begin at 0."""
+
+    start_s: float
+    length_s: float
+    head: bytes
+    pieces: tuple[_Piece, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.head) + sum(piece.end - piece.begin for piece in self.pieces)
+
+
+class OpenedFile:
+    """The descriptor of a recording, which is closed with this unless somebody has taken it.
+
+    Attributes:
+        whole_bytes: how much of it can be played.
+    """
+
+    __slots__ = ("_number", "being_written", "whole_bytes")
+
+    def __init__(self, name: str, number: int, being_written: bool) -> None:  # noqa: FBT001 - what `_open` returns
+        self._number, self.being_written = number, being_written
+        if not being_written:
+            self.whole_bytes = os.fstat(number).st_size
+        else:
+            self.whole_bytes = FlvFile(number).end if name.endswith(SUFFIX) else whole_mp4_bytes(number)
+
+    def take(self) -> int:
+        number, self._number = self._number, -1
+        return number
+
+    def __del__(self) -> None:
+        if self._number >= 0:
+            os.close(self._number)
+
+
+class Library:
+    """The recordings of one folder. Any thread may call its methods."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder: Final = folder
+        self._lock = threading.Lock()
+        # Length by file, as it is; who asked longest ago first. Guarded by _lock.
+        self._lengths: OrderedDict[tuple[int, int, int, int], float | None] = OrderedDict()
+
+    def recordings(
+        self, app: str, stream: str, from_s: float | None, to_s: float | None, before: str, most: int
+    ) -> tuple[list[Recording], bool]:
+        """Return the recordings with something of a time, the latest first, and whether there are more.
+
+        `before`: those that are older than the one of that name alone; empty: all.
+        """
+        with self._opened(app, stream) as folder:
+            if folder is None:
+                return [], False
+            found: list[Recording] = []
+            for name in reversed(_names(folder, from_s, to_s, before)):
+                recording = self._look(folder, name) if is_recording(name) else None
+                # The first one may have ended before the time.
+                if recording is None or (from_s is not None and max(recording.start_s, recording.end_s) < from_s):
+                    continue
+                if len(found) == most:
+                    return found, True
+                found.append(recording)
+            return found, False
+
+    def open(self, app: str, stream: str, name: str) -> OpenedFile:
+        with self._opened(app, stream) as folder:
+            if folder is None:
+                raise FileNotFoundError(name)
+            return OpenedFile(name, *_open(folder, name))
+
+    def span(self, app: str, stream: str, from_s: float, to_s: float) -> Span | None:
+        """Return the part from the key frame at or before a time, or what comes next, to another. None: there is none.
+
+        It ends sooner where nothing was recorded, the codec changes, or what follows is no FLV.
+        """
+        with self._opened(app, stream) as folder:
+            names = [] if folder is None else _names(folder, from_s, to_s)
+            plan: _Plan | None = None
+            for name in names:
+                if folder is None or not is_recording(name):
+                    continue
+                if not name.endswith(SUFFIX):
+                    if plan is None:
+                        continue
+                    break
+                try:
+                    number, _ = _open(folder, name)
+                except OSError:
+                    continue
+                try:
+                    file = FlvFile(number)
+                    if plan is None:
+                        plan = _Plan.begun(file, name, from_s, to_s)
+                    elif len(plan.pieces) >= MOST_FILES or not plan.goes_on(file, name, to_s):
+                        break
+                except (OSError, ValueError):  # nothing is in it yet
+                    if plan is not None:
+                        break
+                finally:
+                    os.close(number)
+            return None if plan is None else plan.span()
+
+    def parts(self, app: str, stream: str, span: Span) -> Generator[bytes]:
+        """Read a span in parts; it ends early where a file has gone."""
+        yield span.head
+        for piece in span.pieces:
+            with self._opened(app, stream) as folder:
+                if folder is None:
+                    return
+                number, _ = _open(folder, piece.name)
+            try:
+                yield from _moved(number, piece, span)
+            finally:
+                os.close(number)
+
+    @contextlib.contextmanager
+    def _opened(self, app: str, stream: str) -> Iterator[int | None]:
+        """Give a descriptor of a stream's folder, never through a link. None: there is none."""
+        way = NameTemplate(TEMPLATE).path(app, stream, 0).parent
+        with contextlib.ExitStack() as stack:
+            try:
+                place = stack.enter_context(opened_folder(self._folder / way, None))
+                folder: int | None = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
+            except OSError:
+                folder = None
+            try:
+                yield folder
+            finally:
+                if folder is not None:
+                    os.close(folder)
+
+    def _look(self, folder: int, name: str) -> Recording | None:
+        start_s = start_of(name)
+        try:
+            number, being_written = _open(folder, name)
+        except OSError:
+            return None
+        try:
+            found = os.fstat(number)
+            key = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+            with self._lock:
+                known = key in self._lengths
+                length_s = self._lengths.get(key)
+                if known:
+                    self._lengths.move_to_end(key)
+            if not known:
+                length_s = _length_s(number, name)
+                with self._lock:
+                    self._lengths[key] = length_s
+                    while len(self._lengths) > _MOST_KNOWN:
+                        self._lengths.popitem(last=False)
+        finally:
+            os.close(number)
+        return Recording(
+            name=name,
+            start_s=start_s or 0.0,
+            length_s=length_s,
+            size_bytes=found.st_size,
+            being_written=being_written,
+        )
+
+
+class _Plan:
+    """A span as it is put together, file by file."""
+
+    def __init__(self, file: FlvFile, piece: _Piece, start_s: float) -> None:
+        self.headers: Final = file.headers
+        self._audio, self._video = file.audio, file.video
+        self.pieces = [piece]
+        self.start_s: Final = start_s
+        self._note_end(file, piece, start_s - piece.from_ms / 1000)
+
+    @classmethod
+    def begun(cls, file: FlvFile, name: str, from_s: float, to_s: float) -> _Plan | None:
+        """Return the beginning of a span; None: the file has nothing of that time."""
+        file_s = start_of(name) or 0.0
+        if from_s > file_s + file.length_ms / 1000:
+            return None
+        cut = file.cut_before(max(round((from_s - file_s) * 1000), 0))
+        if cut is None:
+            return None
+        piece = _Piece(name, cut.at, file.place_of(round((to_s - file_s) * 1000)), cut.time_ms, 0)
+        return cls(file, piece, file_s + cut.time_ms / 1000) if piece.end > piece.begin else None
+
+    def goes_on(self, file: FlvFile, name: str, to_s: float) -> bool:
+        """Add what a file has of it; return whether it was the one that follows."""
+        file_s = start_of(name) or 0.0
+        if abs(file_s - self._end_s) > GAP_S or _codecs(file.headers) != _codecs(self.headers):
+            return False
+        piece = _Piece(name, file.first, file.place_of(round((to_s - file_s) * 1000)), 0, self._length_ms + _STEP_MS)
+        if piece.end <= piece.begin:
+            return False
+        self.pieces.append(piece)
+        self._note_end(file, piece, file_s)
+        return True
+
+    def _note_end(self, file: FlvFile, piece: _Piece, file_s: float) -> None:
+        last = file.tag_before(piece.end)
+        last_ms = file.length_ms if piece.end == file.end or last is None else last.time_ms
+        self._length_ms = piece.at_ms + max(last_ms - piece.from_ms, 0)
+        self._end_s = file_s + last_ms / 1000
+
+    def span(self) -> Span:
+        length_s = self._length_ms / 1000
+        sizes = [len(payload) + TAG_HEADER_BYTES + BACK_POINTER_BYTES for _, payload in self.headers]
+        size = FRONT_BYTES + sum(sizes) + sum(piece.end - piece.begin for piece in self.pieces)
+        tags = (tag(type_id, 0, told_lengths(type_id, data, length_s, size)) for type_id, data in self.headers)
+        front = header(self._audio, self._video)
+        return Span(start_s=self.start_s, length_s=length_s, head=front + b"".join(tags), pieces=tuple(self.pieces))
+
+
+def _codecs(headers: tuple[tuple[int, bytes], ...]) -> set[tuple[int, bytes]]:
+    return {item for item in headers if item[0] != TAG_SCRIPT}
+
+
+def _names(folder: int, from_s: float | None, to_s: float | None, before: str = "") -> list[str]:
+    """Return the names of what began in a time, and of the last recording before it, in order.
+
+    There may be a hundred thousand, of which few are wanted, so which are recordings is left to see for those.
+    """
+    every = sorted(os.listdir(folder))
+    begin = 0 if from_s is None else bisect_left(every, stamp_of(from_s))
+    ends = [bisect_left(every, name) for name in (before, "" if to_s is None else stamp_of(to_s)) if name]
+    while from_s is not None and begin > 0:
+        begin -= 1
+        if is_recording(every[begin].removesuffix(PART)):
+            break
+    return list(dict.fromkeys(name.removesuffix(PART) for name in every[begin : min(ends, default=len(every))]))
+
+
+def _open(folder: int, name: str) -> tuple[int, bool]:
+    """Return a descriptor of a recording, never through a link, and whether it is being written."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    being_written = False
+    try:
+        number = os.open(name, flags, dir_fd=folder)
+    except FileNotFoundError:
+        try:
+            number = os.open(name + PART, flags, dir_fd=folder)
+            being_written = True
+        except FileNotFoundError:
+            number = os.open(name, flags, dir_fd=folder)  # it was finished meanwhile
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise FileNotFoundError(name)
+    return number, being_written
+
+
+def _length_s(number: int, name: str) -> float | None:
+    try:
+        return FlvFile(number).length_ms / 1000 if name.endswith(SUFFIX) else mp4_length_s(number)
+    except (OSError, ValueError, struct.error):
+        return None
+
+
+def _moved(number: int, piece: _Piece, span: Span) -> Iterator[bytes]:
+    """Read a part of a file, in parts, with the times of a span."""
+    at, skip = piece.begin, 0  # `skip`: of a tag whose head was before
+    while at < piece.end:
+        data = bytearray(os.pread(number, min(PART_BYTES, piece.end - at), at))
+        if not data:
+            return
+        place = skip
+        while place + TAG_HEADER_BYTES <= len(data):
+            size = int.from_bytes(data[place + 1 : place + 4], "big")
+            time_ms = int.from_bytes(data[place + 7 : place + 8] + data[place + 4 : place + 7], "big")
+            moved = (max(time_ms - piece.from_ms, 0) + piece.at_ms & CLOCK_MASK).to_bytes(4, "big")
+            data[place + 4 : place + 8] = moved[1:] + moved[:1]
+            body = place + TAG_HEADER_BYTES
+            if data[place] == TAG_SCRIPT and body + size <= len(data):
+                message = bytes(data[body : body + size])
+                data[body : body + size] = told_lengths(TAG_SCRIPT, message, span.length_s, span.size_bytes)
+            place = body + size + BACK_POINTER_BYTES
+        if place < len(data) and at + len(data) < piece.end:
+            del data[place:]  # the head of a tag that is cut
+            if not data:
+                return  # the file became shorter
+        at += len(data)
+        skip = max(place - len(data), 0)
+        yield bytes(data)

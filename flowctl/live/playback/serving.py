@@ -1,0 +1,262 @@
+"""Recordings over HTTP, where the live server serves streams: to those who may play the stream, if settings let them.
+
+=========================================== ===============================================================
+``/recordings/live/room?from=&to=``         which there are, as JSON, the latest first
+``/recordings/live/room/NAME.flv``          a file as it is, in ranges too; of one being written what is whole
+``/recordings/live/room.flv?from=&to=``     a part by time, as one FLV stream
+=========================================== ===============================================================
+
+Who asks is asked as for a play of ``live/room``, with the same keys and tokens, and is one viewer for hooks whatever it
+fetches. A disk that has to look for what nobody has read for days may take its time, and a folder may have a hundred
+thousand files. So nothing of that is done on the threads of the media: two threads of their own look and read, and rest
+for as long as they have worked. Bodies go out as those of HLS: the next part when the kernel has taken the last.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, quote
+from weakref import WeakKeyDictionary
+
+import structlog
+
+from flowctl.core.text.addresses import address_key
+from flowctl.errors import RemoteProtocolError
+from flowctl.live.httpd.exchange import Exchange, Handler
+from flowctl.live.httpd.formats import FLV_TYPE
+from flowctl.live.playback.library import Library, OpenedFile, Recording, Span, is_recording
+from flowctl.live.remux.flvform import SUFFIX
+from flowctl.live.remux.serving import KEPT, FileBody, give_file
+from flowctl.wire.rtmp.url import RtmpUrl, canonical
+
+_log: Final = structlog.get_logger("flowctl.live")
+FOLDER: Final = "/recordings/"
+_TYPES: Final = {SUFFIX: FLV_TYPE, ".mp4": "video/mp4"}
+MOST_LISTED: Final = 1000
+_LISTED: Final = 100
+MOST_OPEN: Final = 256
+"""Recordings that are fetched at a time: 16 MiB of parts on their way."""
+_ADDRESS_SHARE: Final = 4
+"""An address may have one in so many of them: behind one router may be many viewers."""
+_THREADS: Final = 2
+_MOST_FIELDS: Final = 64
+_LATEST_S: Final = 253_370_764_800.0
+"""The year 9999: names are in order up to it."""
+_DAMAGED: Final = (OSError, ValueError, LookupError, struct.error)
+"""What reading a file that is not there any more, or no recording, may raise."""
+
+_T = TypeVar("_T")
+
+
+class _Asked(NamedTuple):
+    """What a path asks for."""
+
+    app: str
+    stream: str
+    name: str  # of a file; ".flv": a part by time; empty: a list
+
+
+class _WrongError(Exception):
+    """A parameter is wrong, in words."""
+
+
+class Recordings:
+    """Serves one folder of recordings: a `flowctl.live.httpd.exchange.Handler`.
+
+    `may_play` says of a stream whether its recordings are for those who may play it. It is asked each time.
+    """
+
+    in_files: Final = True
+    own_parameters: Final = ("from=", "to=", "before=", "limit=")
+
+    def __init__(self, folder: Path, may_play: Callable[[str], bool]) -> None:
+        self._library: Final = Library(folder)
+        self._may_play: Final = may_play
+        self._pool: Final = ThreadPoolExecutor(_THREADS, thread_name_prefix="flowctl-recordings")
+        self._bodies: Final[WeakKeyDictionary[FileBody, str]] = WeakKeyDictionary()  # by whose address
+
+    def stream_of(self, path: str) -> str | None:
+        asked = _parse(path)
+        stream = None if asked is None else f"{asked.app}/{asked.stream}"
+        return stream if stream is not None and self._may_play(stream) else None
+
+    def handle(self, exchange: Exchange) -> None:
+        asked = _parse(exchange.request.path)
+        if asked is None:
+            exchange.respond(HTTPStatus.NOT_FOUND)
+            return
+        try:
+            if not asked.name:
+                self._list(exchange, asked)
+            elif asked.name == SUFFIX:
+                self._find_part(exchange, asked)
+            else:
+                self._find_file(exchange, asked)
+        except _WrongError as error:
+            exchange.respond(HTTPStatus.BAD_REQUEST, str(error))
+
+    # -- what there is
+
+    def _list(self, exchange: Exchange, asked: _Asked) -> None:
+        given = _parameters(exchange)
+        from_s, to_s = _time(given, "from"), _time(given, "to")
+        before, limit = given.get("before", ""), given.get("limit", str(_LISTED))
+        if before and not is_recording(before):
+            raise _WrongError("before is the name of a recording, the last one of the list before.")
+        if not re.fullmatch("[0-9]{1,4}", limit) or not 1 <= int(limit) <= MOST_LISTED:
+            raise _WrongError(f"limit is a number, 1 to {MOST_LISTED}.")
+
+        def look() -> bytes:
+            found, more = self._library.recordings(asked.app, asked.stream, from_s, to_s, before, int(limit))
+            rows = [_row(asked, item) for item in found]
+            said = {"stream": f"{asked.app}/{asked.stream}", "recordings": rows}
+            return json.dumps({**said, "next": found[-1].name if more else None}).encode()
+
+        def answer(body: bytes) -> None:
+            headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
+            exchange.respond(HTTPStatus.OK, headers=headers, body=body)
+
+        self._elsewhere(exchange, look, answer)
+
+    # -- what is in them
+
+    def _find_file(self, exchange: Exchange, asked: _Asked) -> None:
+        def give(found: OpenedFile) -> None:
+            cache = "no-cache" if found.being_written else KEPT
+            of_type, size = _TYPES[asked.name[-4:]], found.whole_bytes
+            body = give_file(exchange, found.take(), of_type, size=size, cache=cache, elsewhere=self._elsewhere)
+            self._note_body(exchange, body)
+
+        if self._has_room(exchange):
+            self._elsewhere(exchange, lambda: self._library.open(*asked), give)
+
+    def _find_part(self, exchange: Exchange, asked: _Asked) -> None:
+        given = _parameters(exchange)
+        from_s, to_s = _time(given, "from"), _time(given, "to")
+        if from_s is None:
+            raise _WrongError("Say from when: from=2026-11-30T10:00:00Z, and to.")
+        if to_s is not None and to_s <= from_s:
+            raise _WrongError("to is a time after from.")
+        until_s = _LATEST_S if to_s is None else to_s
+
+        def give(span: Span | None) -> None:
+            if span is None:
+                exchange.respond(HTTPStatus.NOT_FOUND, "Nothing was recorded then.")
+                return
+            start, end = _text(span.start_s), _text(span.start_s + span.length_s)
+            headers = [("Content-Type", FLV_TYPE), ("Cache-Control", "no-store"), ("Accept-Ranges", "none")]
+            headers += [("Recording-Start", start), ("Recording-End", end)]
+            exchange.begin(HTTPStatus.OK, [*headers, ("Content-Length", str(span.size_bytes))])
+            if exchange.request.method == "HEAD":
+                exchange.end()
+                return
+            parts = self._library.parts(asked.app, asked.stream, span)
+            body = FileBody(exchange, parts, span.size_bytes, self._elsewhere)
+            self._note_body(exchange, body)
+            body.give()
+
+        if self._has_room(exchange):
+            self._elsewhere(exchange, lambda: self._library.span(asked.app, asked.stream, from_s, until_s), give)
+
+    def _has_room(self, exchange: Exchange) -> bool:
+        whose = list(self._bodies.values())
+        own = whose.count(address_key(exchange.connection.peer[0]))
+        if len(whose) < MOST_OPEN and own < MOST_OPEN // _ADDRESS_SHARE:
+            return True
+        words = "Too many recordings are fetched. Try again later."
+        exchange.respond(HTTPStatus.SERVICE_UNAVAILABLE, words, [("Retry-After", "5")])
+        return False
+
+    def _note_body(self, exchange: Exchange, body: FileBody | None) -> None:
+        if body is not None:
+            self._bodies[body] = address_key(exchange.connection.peer[0])
+
+    def _elsewhere(self, exchange: Exchange, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
+        """Do what may wait for a disk on a thread for it, and go on with the result on the connection's."""
+
+        def run() -> None:
+            begin = time.thread_time()
+            answer: Callable[[], Any]
+            try:
+                answer = partial(then, work())
+            except _DAMAGED:
+                answer = partial(exchange.respond, HTTPStatus.NOT_FOUND)
+            except Exception:  # noqa: BLE001 - the client is answered, whatever it is
+                _log.exception("recordings could not be looked at", path=exchange.request.path)
+                answer = partial(exchange.respond, HTTPStatus.INTERNAL_SERVER_ERROR)
+            exchange.connection.call_soon(answer)
+            time.sleep(max(time.thread_time() - begin, 0.0))
+
+        self._pool.submit(run)
+
+
+def recording_handlers(folder: Path, may_play: Callable[[str], bool]) -> dict[str, Handler]:
+    return {FOLDER: Recordings(folder, may_play)}
+
+
+def _parse(path: str) -> _Asked | None:
+    """Return what a path, decoded, asks for. None: nothing that is here."""
+    named = path.removeprefix(FOLDER)
+    stream, _, last = named.rpartition("/")
+    if named == path:
+        return None
+    if is_recording(last):
+        name, named = last, stream
+    else:
+        name, named = (SUFFIX, named[: -len(SUFFIX)]) if named.endswith(SUFFIX) else ("", named)
+    if not all(named.partition("/")[::2]):
+        return None
+    try:
+        url = canonical(RtmpUrl().with_stream(named), decoded=True)
+    except RemoteProtocolError:
+        return None
+    return _Asked(url.app, url.stream, name)
+
+
+def _parameters(exchange: Exchange) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(exchange.request.raw_query, max_num_fields=_MOST_FIELDS)
+    except ValueError as error:
+        raise _WrongError("There are too many parameters.") from error
+    return dict(reversed(pairs))  # the first of a name counts
+
+
+def _time(given: dict[str, str], name: str) -> float | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text.replace(" ", "+"))  # a plus of a time zone, as queries are decoded
+        time_s = (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        time_s = math.nan
+    if not 0 <= time_s < _LATEST_S:
+        raise _WrongError(f"{name} is a time such as 2026-11-30T10:00:00Z.")
+    return time_s
+
+
+def _text(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _row(asked: _Asked, item: Recording) -> dict[str, Any]:
+    return {
+        "file": item.name,
+        "address": quote(f"{FOLDER}{asked.app}/{asked.stream}/{item.name}"),
+        "start": _text(item.start_s),
+        "duration_s": item.length_s,
+        "bytes": item.size_bytes,
+        "format": item.name.rpartition(".")[2],
+        "being_written": item.being_written,
+    }

@@ -1,0 +1,188 @@
+"""The recordings of a folder: which are found, what is read of them, and that a part by time is what was recorded."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from playback_kit import BEGAN_S, FIRST, Recorder, frames, is_key
+from remux_kit import source, tags_of
+
+from flowctl.flv import TAG_SCRIPT, FlvReader, FlvTag
+from flowctl.live.playback import library
+from flowctl.live.playback.flvfile import FlvFile
+from flowctl.live.playback.library import GAP_S, Library
+from flowctl.live.remux.container import Mp4Form
+from flowctl.wire.rtmp.amf import amf0
+
+LARGE = {"video_bit_rate": 1_500_000}
+
+
+def read(shelf, from_s, to_s, stream="room"):
+    """Return a part by time: its plan, and its tags."""
+    span = shelf.span("live", stream, BEGAN_S + from_s, BEGAN_S + to_s)
+    if span is None:
+        return None, []
+    data = b"".join(shelf.parts("live", stream, span))
+    assert len(data) == span.size_bytes
+    reader = FlvReader(check_back_pointers=True)
+    tags = reader.feed(data)
+    reader.finish()
+    return span, tags
+
+
+def wanted(files, from_ms, to_ms):
+    """Return what is to be in a part, by looking at everything: `files` are frames by the start of each file, in ms."""
+    found, begun = [], False
+    for number, (start_ms, tags) in enumerate(files):
+        last_ms = max(tag.timestamp for tag in tags)
+        if not begun and from_ms > start_ms + last_ms:
+            continue
+        begin = 0
+        if not begun:
+            keys = [at for at, tag in enumerate(tags) if is_key(tag) and start_ms + tag.timestamp <= from_ms]
+            begin = keys[-1] if keys else 0
+        end = next((at for at, tag in enumerate(tags) if start_ms + tag.timestamp >= to_ms), len(tags))
+        if end <= begin:
+            return found
+        found += [(number, tag.payload) for tag in tags[begin:end]]
+        begun = True
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_part_when_cut_by_time_is_what_a_look_at_everything_finds(tmp_path, seed):
+    made = Recorder(tmp_path, max_s=7).all(22, **LARGE)
+    paths = sorted(made.folder.iterdir())
+    assert min(path.stat().st_size for path in paths[:-1]) > 1 << 20  # so large that a time is found by halves
+    starts = [round((library.start_of(path.name) - BEGAN_S) * 1000) for path in paths]
+    files = [(start, frames(tags_of(path))) for start, path in zip(starts, paths, strict=True)]
+    shelf, rng = Library(tmp_path), random.Random(seed)
+    for _ in range(25):
+        begin = rng.randrange(-2000, 24_000)
+        end = begin + rng.randrange(1, 24_000)
+        span, tags = read(shelf, begin / 1000, end / 1000)
+        assert [tag.payload for tag in frames(tags)] == [payload for _, payload in wanted(files, begin, end)]
+        if span is not None:
+            times = [tag.timestamp for tag in frames(tags) if tag.type_id == 9]
+            assert times == sorted(times)
+            assert is_key(frames(tags)[0])
+            assert frames(tags)[0].timestamp == 0
+            assert max(tag.timestamp for tag in tags) == pytest.approx(span.length_s * 1000, abs=50)
+            assert span.start_s <= max(BEGAN_S + begin / 1000, BEGAN_S) + 0.001
+
+
+def test_part_when_it_begins_with_headers_says_how_long_it_is(tmp_path):
+    told = FlvTag(TAG_SCRIPT, 0, amf0.encode("onMetaData", {"duration": 900.0, "filesize": 5e9}))
+    tags = [told, *(tag for tag in source(6) if tag.type_id != TAG_SCRIPT)]
+    made = Recorder(tmp_path)
+    made.feed([tag for tag in tags if tag.timestamp < 3000])
+    made.feed([told._replace(timestamp=3000), *(tag for tag in tags if tag.timestamp >= 3000)])
+    made.end()
+    span, tags = read(Library(tmp_path), 1.5, 4.5)
+    lengths = [amf0.decode(tag.payload)[1] for tag in tags if tag.type_id == TAG_SCRIPT]
+    assert lengths == [{"duration": span.length_s, "filesize": span.size_bytes}] * 2
+    assert span.length_s == pytest.approx(3.5, abs=0.1)
+
+
+@pytest.mark.parametrize("why", ["gap", "codec", "format"])
+def test_part_when_what_follows_does_not_belong_to_it_ends(tmp_path, why):
+    Recorder(tmp_path).all(3)
+    options = {"codec": {"width": 320, "height": 180}}.get(why, {})
+    form = {"make_form": Mp4Form} if why == "format" else {}
+    behind_s = GAP_S + 1.1 if why == "gap" else 0.1
+    Recorder(tmp_path, began_s=BEGAN_S + 3 + behind_s, **form).all(3, **options)
+    assert read(Library(tmp_path), 1, 60)[0].length_s == pytest.approx(2.0, abs=0.1)
+    later = read(Library(tmp_path), 4 + behind_s, 60)[0]
+    assert (later is None) if why == "format" else later.length_s == pytest.approx(2.0, abs=0.1)
+
+
+def test_file_when_it_is_being_written_ends_with_its_last_whole_message(tmp_path):
+    made = Recorder(tmp_path)
+    made.feed(source(12, **LARGE))
+    part = made.folder / f"{FIRST}.part"
+    whole = part.read_bytes()
+    tags = tags_of(part)
+    shelf = Library(tmp_path)
+    for cut in (0, 1, 3, 4, 5, 10, 11, 12, 200, 5000):
+        kept = tags[:-1] if cut else tags
+        part.write_bytes(whole[: len(whole) - cut])
+        (found,), _ = shelf.recordings("live", "room", None, None, "", 10)
+        assert found.being_written
+        assert found.length_s == pytest.approx(12, abs=0.2)
+        opened = shelf.open("live", "room", FIRST)
+        reader = FlvReader(check_back_pointers=True)
+        got = reader.feed(whole[: opened.whole_bytes])
+        reader.finish()
+        assert len(got) == len(kept) or (cut > 200 and len(got) < len(kept))
+        assert frames(read(shelf, 5.5, 60)[1])[-1].payload == got[-1].payload
+
+
+def test_list_when_there_are_thousands_opens_only_what_it_tells(tmp_path, monkeypatch):
+    made = Recorder(tmp_path).all(1)
+    data = made.folder / FIRST
+    for number in range(3000):  # of each minute one
+        stamp = library.stamp_of(BEGAN_S + 60 * (number + 1))
+        os.link(data, made.folder / f"{stamp}.flv")
+    opened = []
+    really = library._open
+    monkeypatch.setattr(library, "_open", lambda folder, name: (opened.append(name), really(folder, name))[1])
+    shelf, found, before = Library(tmp_path), [], ""
+    while True:
+        rows, more = shelf.recordings("live", "room", BEGAN_S + 60_000.5, BEGAN_S + 66_000, before, 30)
+        found += [row.name for row in rows]
+        if not more:
+            break
+        before = rows[-1].name
+    # All that began in the time; what began before it is a second long, and half of that is in it.
+    assert found == [f"{library.stamp_of(BEGAN_S + 60 * number)}.flv" for number in range(1099, 999, -1)]
+    assert len(opened) <= len(found) + 4
+
+
+def test_files_that_are_none_of_a_server_are_not_there(tmp_path):
+    made = Recorder(tmp_path).all(1)
+    outside = tmp_path / "outside.flv"
+    outside.write_bytes((made.folder / FIRST).read_bytes())
+    stamps = [library.stamp_of(BEGAN_S + number) for number in range(1, 6)]
+    (made.folder / f"{stamps[0]}.flv").symlink_to(outside)
+    (made.folder / f"{stamps[1]}.flv").mkdir()
+    os.mkfifo(made.folder / f"{stamps[2]}.flv")
+    (made.folder / f"{stamps[3]}.flv").write_bytes(b"no FLV")
+    for name in ("film.flv", "20251399T996161.000Z.flv", f"{stamps[4]}.exe", f"{stamps[4]}.flv.part.part"):
+        (made.folder / name).write_bytes(b"FLV")
+    (tmp_path / "live" / "linked").symlink_to(made.folder)
+    shelf = Library(tmp_path)
+    rows, _ = shelf.recordings("live", "room", None, None, "", 100)
+    assert [(row.name, row.length_s) for row in rows] == [(f"{stamps[3]}.flv", None), (FIRST, rows[-1].length_s)]
+    assert shelf.recordings("live", "linked", None, None, "", 100) == ([], False)
+    assert shelf.recordings("live", "../live/room", None, None, "", 100) == ([], False)
+    for stamp in stamps[:3]:
+        with pytest.raises(OSError, match=f"{stamp}|Too many"):
+            shelf.open("live", "room", f"{stamp}.flv")
+    assert frames(read(shelf, 0, 60)[1])[-1].payload == tags_of(outside)[-1].payload
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_file_when_it_is_damaged_is_read_within_its_end(tmp_path, seed):
+    made = Recorder(tmp_path).all(4, **LARGE)
+    path, rng = made.folder / FIRST, random.Random(seed)
+    whole = path.read_bytes()
+    for _ in range(12):
+        data = bytearray(whole[: rng.randrange(13, len(whole))])
+        for _ in range(rng.randrange(6)):
+            at = rng.randrange(13, len(data)) if len(data) > 13 else 0
+            data[at] = rng.randrange(256)
+        path.write_bytes(data)
+        with path.open("rb") as file:
+            try:
+                found = FlvFile(file.fileno())
+            except ValueError:
+                continue
+            assert found.end <= len(data)
+            assert found.length_ms >= 0
+            for time_ms in (0, 1500, 3999, 10**9):
+                assert found.place_of(time_ms) <= found.end
+                cut = found.cut_before(time_ms)
+                assert cut is None or cut.end <= found.end
+        read(Library(tmp_path), 1, 3)
