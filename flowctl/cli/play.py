@@ -75,12 +75,12 @@ def play(
     if output is None:
         _play(address, None, as_json=as_json, to_stderr=False, **settings)
         return
-    with _written(output) as file:
+    with written(output) as file:
         _play(address, file, as_json=as_json, to_stderr=output == "-", **settings)
 
 
 @contextlib.contextmanager
-def _written(output: str) -> Iterator[BinaryIO]:
+def written(output: str) -> Iterator[BinaryIO]:
     """Open what the media is written to, and say it in plain words when it takes no more."""
     if output == "-":
         try:

@@ -1,7 +1,11 @@
-"""``flowctl record`` and ``flowctl hls``: live streams pulled over RTMP and written to files, without transcoding."""
+"""``flowctl record`` and ``flowctl hls``: live streams pulled over RTMP and written to files, without transcoding.
+
+``flowctl recordings`` lists what a server has recorded, and fetches parts of it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -13,13 +17,16 @@ import typer
 
 from flowctl.cli.common import CaFile, Insecure, named_by_options, optional_duration, print_json, set_up_log
 from flowctl.cli.errors import TerminatedError, terminable
+from flowctl.cli.play import written
 from flowctl.core.text.extras import require_extra
 from flowctl.core.text.output import say
+from flowctl.core.text.printable import foreign
 from flowctl.errors import ConfigError, FlowctlError, RemoteProtocolError
 from flowctl.units import format_count, format_duration, format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from flowctl.live.cluster.follow import FollowStatistics, StreamFollower
+    from flowctl.live.playback.sources import Source
     from flowctl.live.remux.hls import HlsWriter
     from flowctl.live.remux.recorder import FinishedFile, Form, StreamRecorder
     from flowctl.wire.rtmp.url import RtmpUrl
@@ -141,6 +148,88 @@ def hls(
         writer.claim()
     follows = _run(addresses, writers, duration_s=duration_s, once=once)
     _summarise(addresses, writers, follows, as_json=as_json)
+
+
+def recordings(
+    source: Annotated[
+        str, typer.Argument(metavar="URL|DIR", help="A stream at a server, http://host:8080/live/room, or its folder.")
+    ],
+    *,
+    begin: Annotated[str | None, typer.Option("--from", metavar="TIME", help="As 2026-11-30T10:00:00Z.")] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="The end of that time.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="List so many, the latest first.")] = 100,
+    fetch: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write that time to FILE, as one FLV stream; -: standard output.")
+    ] = None,
+    ca_file: CaFile = None,
+    insecure: Insecure = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write a line of JSON per recording.")] = False,
+) -> None:
+    """List a stream's recordings, or fetch a part by time.
+
+    A part begins with the key frame at or before --from, and ends at --to, where nothing was recorded, or where the
+    codec changes. A server lists its recordings where record_play says so, to those who may play the stream.
+    """
+    from flowctl.core.loop.trust import trust
+    from flowctl.live.playback.sources import FolderRecordings, ServerRecordings
+
+    set_up_log()
+    from_s, to_s = _time_of(begin, "--from"), _time_of(end, "--to")
+    if from_s is not None and to_s is not None and to_s <= from_s:
+        raise ConfigError("--to is not after --from")
+    if "://" in source:
+        trust(authorities=ca_file, insecure=insecure)
+    shelf = ServerRecordings(source) if "://" in source else FolderRecordings(Path(source))
+    with contextlib.closing(shelf):
+        if fetch is None:
+            rows, more = shelf.find(from_s, to_s, limit)
+            _show_recordings(rows, more=more, as_json=as_json)
+        else:
+            _fetch_part(shelf, from_s or 0.0, to_s, fetch)
+
+
+def _fetch_part(shelf: Source, from_s: float, to_s: float | None, output: str) -> None:
+    start, length, parts = shelf.fetch(from_s, to_s)
+    got = 0
+    with written(output) as file:
+        for data in parts:
+            got += len(data)
+            file.write(data)
+        file.flush()
+    if got != length:
+        raise FlowctlError(f"{format_size(got)} of {format_size(length)} came", hint="fetch it again")
+    say(f"{format_size(got)}, from {foreign(start)} on", to_stderr=True)
+
+
+def _show_recordings(rows: list[dict[str, Any]], *, more: bool, as_json: bool) -> None:
+    for row in rows:
+        if as_json:
+            print_json(row)
+            continue
+        length = row.get("duration_s")
+        words = [
+            foreign(row.get("start"))[:24].ljust(24),
+            (format_duration(round(length)) if isinstance(length, int | float) else "?").rjust(8),
+            (format_size(size) if isinstance(size := row.get("bytes"), int) else "?").rjust(9),
+            foreign(row.get("file")),
+            "being written" if row.get("being_written") else "",
+        ]
+        say("  ".join(words).rstrip())
+    if not rows:
+        say("no recordings", to_stderr=True)
+    if more:
+        say(f"there are more: --to {foreign(rows[-1].get('start'))}", to_stderr=True)
+
+
+def _time_of(text: str | None, option: str) -> float | None:
+    from flowctl.live.playback.library import parse_time
+
+    if text is None:
+        return None
+    time_s = parse_time(text)
+    if time_s is None:
+        raise ConfigError(f"{option} {text!r} is no time", hint="write it like 2026-11-30T10:00:00Z")
+    return time_s
 
 
 def _named(url: RtmpUrl) -> tuple[str, str]:
@@ -325,3 +414,4 @@ def _summarise(
 def add_to(app: typer.Typer) -> None:
     app.command("record")(record)
     app.command("hls")(hls)
+    app.command("recordings")(recordings)

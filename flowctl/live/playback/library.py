@@ -20,7 +20,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from flowctl.core.folders.folders import opened_folder
 from flowctl.flv import BACK_POINTER_BYTES, TAG_HEADER_BYTES, TAG_SCRIPT, header, tag
@@ -38,6 +38,8 @@ _STAMP_CHARS: Final = 20
 _ROUNDING_S: Final = 1e-5
 _MOST_KNOWN: Final = 8192
 """Files whose length is remembered: 2 MB."""
+LATEST_S: Final = 253_370_764_800.0
+"""The year 9999: names are in the order of time up to it."""
 MOST_FILES: Final = 200
 """Files that one part by time goes over: eight days of an hour each."""
 GAP_S: Final = 2.0
@@ -57,6 +59,31 @@ class Recording:
     @property
     def end_s(self) -> float:
         return self.start_s + (self.length_s or 0.0)
+
+    def row(self) -> dict[str, Any]:
+        """Return it in words, for JSON."""
+        return {
+            "file": self.name,
+            "start": time_text(self.start_s),
+            "duration_s": self.length_s,
+            "bytes": self.size_bytes,
+            "format": self.name.rpartition(".")[2],
+            "being_written": self.being_written,
+        }
+
+
+def parse_time(text: str) -> float | None:
+    """Return the time that a text of ISO 8601 is, of UTC where it names no zone. None: it is none in range."""
+    try:
+        found = datetime.fromisoformat(text)
+        time_s = (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return time_s if 0 <= time_s < LATEST_S else None
+
+
+def time_text(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def start_of(name: str) -> float | None:

@@ -15,13 +15,11 @@ for as long as they have worked. Bodies go out as those of HLS: the next part wh
 from __future__ import annotations
 
 import json
-import math
 import re
 import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -35,7 +33,7 @@ from flowctl.core.text.addresses import address_key
 from flowctl.errors import RemoteProtocolError
 from flowctl.live.httpd.exchange import Exchange, Handler
 from flowctl.live.httpd.formats import FLV_TYPE
-from flowctl.live.playback.library import Library, OpenedFile, Recording, Span, is_recording
+from flowctl.live.playback.library import LATEST_S, Library, OpenedFile, Span, is_recording, parse_time, time_text
 from flowctl.live.remux.flvform import SUFFIX
 from flowctl.live.remux.serving import KEPT, FileBody, give_file
 from flowctl.wire.rtmp.url import RtmpUrl, canonical
@@ -51,8 +49,6 @@ _ADDRESS_SHARE: Final = 4
 """An address may have one in so many of them: behind one router may be many viewers."""
 _THREADS: Final = 2
 _MOST_FIELDS: Final = 64
-_LATEST_S: Final = 253_370_764_800.0
-"""The year 9999: names are in order up to it."""
 _DAMAGED: Final = (OSError, ValueError, LookupError, struct.error)
 """What reading a file that is not there any more, or no recording, may raise."""
 
@@ -119,7 +115,8 @@ class Recordings:
 
         def look() -> bytes:
             found, more = self._library.recordings(asked.app, asked.stream, from_s, to_s, before, int(limit))
-            rows = [_row(asked, item) for item in found]
+            folder = quote(f"{FOLDER}{asked.app}/{asked.stream}/")
+            rows = [{**item.row(), "address": folder + item.name} for item in found]
             said = {"stream": f"{asked.app}/{asked.stream}", "recordings": rows}
             return json.dumps({**said, "next": found[-1].name if more else None}).encode()
 
@@ -148,13 +145,13 @@ class Recordings:
             raise _WrongError("Say from when: from=2026-11-30T10:00:00Z, and to.")
         if to_s is not None and to_s <= from_s:
             raise _WrongError("to is a time after from.")
-        until_s = _LATEST_S if to_s is None else to_s
+        until_s = LATEST_S if to_s is None else to_s
 
         def give(span: Span | None) -> None:
             if span is None:
                 exchange.respond(HTTPStatus.NOT_FOUND, "Nothing was recorded then.")
                 return
-            start, end = _text(span.start_s), _text(span.start_s + span.length_s)
+            start, end = time_text(span.start_s), time_text(span.start_s + span.length_s)
             headers = [("Content-Type", FLV_TYPE), ("Cache-Control", "no-store"), ("Accept-Ranges", "none")]
             headers += [("Recording-Start", start), ("Recording-End", end)]
             exchange.begin(HTTPStatus.OK, [*headers, ("Content-Length", str(span.size_bytes))])
@@ -233,30 +230,9 @@ def _parameters(exchange: Exchange) -> dict[str, str]:
 
 
 def _time(given: dict[str, str], name: str) -> float | None:
-    text = given.get(name)
-    if text is None:
+    if (text := given.get(name)) is None:
         return None
-    try:
-        found = datetime.fromisoformat(text.replace(" ", "+"))  # a plus of a time zone, as queries are decoded
-        time_s = (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        time_s = math.nan
-    if not 0 <= time_s < _LATEST_S:
+    time_s = parse_time(text.replace(" ", "+"))  # the plus of a time zone, as queries are decoded
+    if time_s is None:
         raise _WrongError(f"{name} is a time such as 2026-11-30T10:00:00Z.")
     return time_s
-
-
-def _text(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _row(asked: _Asked, item: Recording) -> dict[str, Any]:
-    return {
-        "file": item.name,
-        "address": quote(f"{FOLDER}{asked.app}/{asked.stream}/{item.name}"),
-        "start": _text(item.start_s),
-        "duration_s": item.length_s,
-        "bytes": item.size_bytes,
-        "format": item.name.rpartition(".")[2],
-        "being_written": item.being_written,
-    }
