@@ -74,7 +74,7 @@ class Recordings:
     """
 
     in_files: Final = True
-    own_parameters: Final = ("from=", "to=", "before=", "limit=")
+    own_parameters: Final = ("from=", "to=", "before=", "limit=", "ranges=")
 
     def __init__(self, folder: Path, may_play: Callable[[str], bool]) -> None:
         self._library: Final = Library(folder)
@@ -129,10 +129,15 @@ class Recordings:
     # -- what is in them
 
     def _find_file(self, exchange: Exchange, asked: _Asked) -> None:
+        # Chromium looks at each fragment of MP4 before it plays any, by a connection each, if it is given ranges.
+        in_ranges = _parameters(exchange).get("ranges") != "no"
+
         def give(found: OpenedFile) -> None:
             cache = "no-cache" if found.being_written else KEPT
-            of_type, size = _TYPES[asked.name[-4:]], found.whole_bytes
-            body = give_file(exchange, found.take(), of_type, size=size, cache=cache, elsewhere=self._elsewhere)
+            of_type, size, elsewhere = _TYPES[asked.name[-4:]], found.whole_bytes, self._elsewhere
+            body = give_file(
+                exchange, found.take(), of_type, size=size, cache=cache, in_ranges=in_ranges, elsewhere=elsewhere
+            )
             self._note_body(exchange, body)
 
         if self._has_room(exchange):

@@ -70,6 +70,8 @@ def test_file_when_fetched_is_as_it_is_in_ranges_too(playback, folder):
     assert headers["cache-control"] == "max-age=3600"
     status, headers, body = web.get(f"/recordings/live/room/{FIRST}", "Range: bytes=1000-1999\r\n")
     assert (status, headers["content-range"], body) == (206, f"bytes 1000-1999/{len(data)}", data[1000:2000])
+    status, headers, body = web.get(f"/recordings/live/room/{FIRST}?ranges=no", "Range: bytes=1000-1999\r\n")
+    assert (status, headers["accept-ranges"], body) == (200, "none", data)
     status, headers, body = web.get(f"/recordings/live/room/{FIRST}", method="HEAD")
     assert (status, int(headers["content-length"])) == (200, len(data))
 

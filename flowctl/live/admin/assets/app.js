@@ -5,6 +5,7 @@ import { ask, askToken, faultOf } from "./ask.js";
 import { Lanes } from "./charts.js";
 import { Detail } from "./detail.js";
 import { Picture } from "./picture.js";
+import { Recordings } from "./recordings.js";
 import { Viewers } from "./viewers.js";
 import { STATES, count, duration, foreign, make, percent, put, rate, tone } from "./words.js";
 
@@ -36,6 +37,7 @@ const picture = new Picture("picture", prove);
 const beside = new Picture("beside", () => {}); // the same behind another port, such as a slow line: a demonstration
 const ofSet = new Picture("chosen", () => {}); // another stream behind one more port: a set, of which the server chooses
 const asked = new URLSearchParams(location.hash.slice(1)); // watch=STREAM, beside=PORT, line=WHAT IT IS; set, by, what
+new Recordings(recordingsUrl, askProof); // all that it does is asked for in its own form
 const detail = new Detail();
 const lanes = new Lanes(element("states"), SPAN_S);
 const viewers = new Viewers(open, () => look());
@@ -219,14 +221,17 @@ function behind(place, shown, text, name, url, media, title) {
 
 /** Ask for what a stream wants of its viewers, and watch it with that. */
 async function prove(name) {
+  if ((await askProof(name)) && picture.stream === name) watch(name, mediaUrl(name), "");
+}
+
+async function askProof(name) {
   const proof = await ask({
     title: `Watch ${foreign(name, 80)}`, does: "Watch", act: async (said) => said.proof.replace(/^\?/, ""),
     text: "This stream asks its viewers for a key or a token. What you give is forgotten when this page is left.",
     fields: [{ name: "proof", label: "What stands behind its address", needed: true, hint: "Like key=… or expires=…&token=…" }],
   });
-  if (!proof || picture.stream !== name) return;
-  proofs.set(name, proof);
-  watch(name, mediaUrl(name), "");
+  if (proof) proofs.set(name, proof);
+  return Boolean(proof);
 }
 
 /** Where a stream is watched over HTTP: at the listener's port, by the host of this page, which may load from no other. */
@@ -239,6 +244,13 @@ function mediaUrl(name) {
   const path = name.split("/").map(encodeURIComponent).join("/");
   const proof = proofs.has(name) ? `?${proofs.get(name)}` : "";
   return `${listener.name}://${location.hostname}:${port}/${path}.flv${proof}`;
+}
+
+/** Where recordings of a stream are, as `mediaUrl`. */
+function recordingsUrl(name) {
+  const where = mediaUrl(name), url = where ? new URL(where) : null;
+  if (url) url.pathname = `/recordings${url.pathname.replace(/\.flv$/, "")}`;
+  return url;
 }
 
 // -- who is kept out

@@ -94,7 +94,7 @@ export class Picture {
 let loaded = null;
 
 /** Load mpegts.js once, when a picture is wanted: it is larger than all of this page. */
-function library() {
+export function library() {
   loaded ??= new Promise((ready, failed) => {
     const script = document.createElement("script");
     script.src = "mpegts.js";

@@ -1,0 +1,74 @@
+"""Recordings in the dashboard: a real browser lists them, and plays FLV and MP4 from the HTTP listener."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from dashboard_kit import Browser, open_dashboard, why_not
+from loopback_kit import loopback
+from remux_kit import moved, tags_of
+
+from flowctl.live.access.rules import Proof, StreamAccess
+from flowctl.live.access.tokens import SecretFile, signed_query
+from flowctl.live.remux.container import Mp4Form
+from flowctl.live.remux.files import NameTemplate
+from flowctl.live.remux.flvform import FlvForm
+from flowctl.live.remux.intake import MessageTaken, PublicationEnded
+from flowctl.live.remux.recorder import RecordSettings, StreamRecorder
+from flowctl.live.remux.retention import TEMPLATE
+from flowctl.live.settings.media import MediaOptions, StreamPatterns
+
+SECRET = b"a secret of thirty-two or more bytes, for tests"
+BEGAN_S = 1_764_496_800.0  # 2025-11-30T10:00:00Z
+
+pytestmark = [
+    pytest.mark.skipif(bool(why_not()), reason=f"no browser: {why_not()}"),
+    pytest.mark.realtime,
+    pytest.mark.timeout(120),
+]
+
+
+@pytest.fixture
+def recorded(tmp_path, sample):
+    """Settings of a server with two recordings of a film by FFmpeg: as FLV, and an hour later as MP4."""
+    tags = tags_of(sample("large"))
+    for form, hours in ((FlvForm, 0), (Mp4Form, 1)):
+        settings = RecordSettings(folder=tmp_path, template=NameTemplate(TEMPLATE))
+        recorder = StreamRecorder("live", "room", settings, form, wall=lambda hours=hours: BEGAN_S + 3600 * hours)
+        recorder.work([MessageTaken(*tag) for tag in moved(tags, 0)])
+        recorder.work([PublicationEnded("over")])
+    return {"media": MediaOptions(record_folder=tmp_path, record_play=StreamPatterns(("live/*",))), "http": loopback()}
+
+
+def time_of(browser):
+    return browser.run("return document.querySelector('#recordings-video').currentTime")
+
+
+def test_recordings_when_a_browser_plays_them_are_seen(tmp_path, recorded):
+    access = StreamAccess(play_auth=(Proof.TOKEN,), token_secrets=SecretFile("secrets", (SECRET,)))
+    with (
+        open_dashboard(access=access, **recorded) as (_, address),
+        contextlib.closing(Browser(tmp_path / "profile")) as browser,
+    ):
+        browser.open(address)
+        browser.wait(lambda: "live" in browser.text("#freshness"), "the figures of the server")
+        browser.fill("#recordings-form [name=stream]", "live/room")
+        browser.click("#recordings-form button")
+        browser.fill("#ask-fields input", signed_query(SECRET, "play", "live/room", 4_000_000_000))
+        browser.click("#ask-do")
+        rows = browser.wait(lambda: browser.texts("#recordings-list li"), "a list")
+        assert [row[:23] for row in rows] == ["2025-11-30 11:00:00 UTC", "2025-11-30 10:00:00 UTC"]
+        for number in (1, 2):  # MP4, and FLV
+            browser.click(f"#recordings-list li:nth-child({number}) button")
+            browser.wait(lambda: time_of(browser) > 0.5, f"a picture of {rows[number - 1]}")
+            assert browser.run("return document.querySelector('#recordings-video').videoWidth") > 0
+        browser.run(
+            "const at = document.querySelector('#recordings-at'); at.value = 2; at.dispatchEvent(new Event('input'));"
+        )
+        assert browser.text("#recordings-time") == "10:00:02"
+        asked = "return performance.getEntriesByType('resource').map((item) => item.name).join()"
+        browser.wait(lambda: "from=2025-11-30T10%3A00%3A02" in browser.run(asked), "the part from there on")
+        browser.wait(lambda: time_of(browser) > 0.5, "its picture")
+        assert [fault for fault in browser.faults() if "401" not in fault and "403" not in fault] == []
+        assert browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
