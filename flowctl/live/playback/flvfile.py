@@ -29,6 +29,8 @@ _LAST_TAGS: Final = 8
 """Tags from the end, of which one has the latest time: sound and pictures take turns."""
 _MOST_BACK: Final = 20_000
 """Tags between a time and its key frame, four minutes of them; of a group that is longer all is given."""
+_MOST_TRIES: Final = 20_000
+"""Places that look like a tag and are none, in all searches of one file: 0.1 s. Publishers may make millions."""
 _END_BYTES: Final = (1 << 20, 4 << 20, 16 << 20)
 """Octets at the end of a file that is being written in which its last whole tag is looked for, one after the other."""
 _AUDIO_FLAG, _VIDEO_FLAG = 4, 1
@@ -61,6 +63,7 @@ class FlvFile:
     def __init__(self, number: int) -> None:
         self._number: Final = number
         self._window, self._begin = b"", 0
+        self._tries = 0
         self._size: Final = os.fstat(number).st_size
         front = self.read(0, FRONT_BYTES)
         if not front.startswith(b"FLV\1") or len(front) < FRONT_BYTES:
@@ -172,19 +175,23 @@ class FlvFile:
                 tag = self.tag_at(at + found.start())
                 if tag is not None and (tag.end == self.end or self.tag_at(tag.end) is not None):
                     return tag
+                self._tries += 1
+                if self._tries > _MOST_TRIES:
+                    raise ValueError("it is full of what looks like tags")
             at += max(len(piece) - TAG_HEADER_BYTES + 1, 1)
         return None
 
     def _whole_end(self) -> int:
         if self.tag_before(self._size) is not None:
             return self._size
-        begins = (self._size - size for size in _END_BYTES if self._size - size > FRONT_BYTES)
-        for begin in begins:
+        begin = FRONT_BYTES
+        for size in _END_BYTES:
+            begin = max(self._size - size, FRONT_BYTES)
+            if begin == FRONT_BYTES:
+                break
             if (tag := self._tag_behind(begin, self._size)) is not None:
+                begin = tag.at
                 break
         else:
-            tag = self.tag_at(FRONT_BYTES)
-        end = FRONT_BYTES
-        for item in self.tags(FRONT_BYTES if tag is None else tag.at):
-            end = item.end
-        return end
+            raise ValueError("its end has no tags")
+        return max((tag.end for tag in self.tags(begin)), default=FRONT_BYTES)

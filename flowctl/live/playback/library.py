@@ -301,7 +301,7 @@ class _Plan:
         cut = file.cut_before(max(round((from_s - file_s) * 1000), 0))
         if cut is None:
             return None
-        piece = _Piece(name, cut.at, file.place_of(round((to_s - file_s) * 1000)), cut.time_ms, 0)
+        piece = _Piece(name, cut.at, _end_at(file, to_s - file_s), cut.time_ms, 0)
         return cls(file, piece, file_s + cut.time_ms / 1000) if piece.end > piece.begin else None
 
     def goes_on(self, file: FlvFile, name: str, to_s: float) -> bool:
@@ -309,7 +309,7 @@ class _Plan:
         file_s = start_of(name) or 0.0
         if abs(file_s - self._end_s) > GAP_S or _codecs(file.headers) != _codecs(self.headers):
             return False
-        piece = _Piece(name, file.first, file.place_of(round((to_s - file_s) * 1000)), 0, self._length_ms + _STEP_MS)
+        piece = _Piece(name, file.first, _end_at(file, to_s - file_s), 0, self._length_ms + _STEP_MS)
         if piece.end <= piece.begin:
             return False
         self.pieces.append(piece)
@@ -329,6 +329,11 @@ class _Plan:
         tags = (tag(type_id, 0, told_lengths(type_id, data, length_s, size)) for type_id, data in self.headers)
         front = header(self._audio, self._video)
         return Span(start_s=self.start_s, length_s=length_s, head=front + b"".join(tags), pieces=tuple(self.pieces))
+
+
+def _end_at(file: FlvFile, time_s: float) -> int:
+    time_ms = round(time_s * 1000)
+    return file.end if time_ms > file.length_ms else file.place_of(time_ms)
 
 
 def _codecs(headers: tuple[tuple[int, bytes], ...]) -> set[tuple[int, bytes]]:

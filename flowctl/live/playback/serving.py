@@ -8,8 +8,8 @@
 
 Who asks is asked as for a play of ``live/room``, with the same keys and tokens, and is one viewer for hooks whatever it
 fetches. A disk that has to look for what nobody has read for days may take its time, and a folder may have a hundred
-thousand files. So nothing of that is done on the threads of the media: two threads of their own look and read, and rest
-for as long as they have worked. Bodies go out as those of HLS: the next part when the kernel has taken the last.
+thousand files. So nothing of that is done on the threads of the media: one thread looks, another one reads, and each
+rests for as long as it has worked. Bodies go out as those of HLS: the next part when the kernel has taken the last.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from __future__ import annotations
 import json
 import re
 import struct
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote
 from weakref import WeakKeyDictionary
 
 import structlog
 
 from flowctl.core.text.addresses import address_key
-from flowctl.errors import RemoteProtocolError
+from flowctl.errors import LocalProtocolError, RemoteProtocolError
 from flowctl.live.httpd.exchange import Exchange, Handler
 from flowctl.live.httpd.formats import FLV_TYPE
 from flowctl.live.playback.library import LATEST_S, Library, OpenedFile, Span, is_recording, parse_time, time_text
 from flowctl.live.remux.flvform import SUFFIX
 from flowctl.live.remux.serving import KEPT, FileBody, give_file
+from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp.url import RtmpUrl, canonical
 
 _log: Final = structlog.get_logger("flowctl.live")
@@ -47,7 +49,7 @@ MOST_OPEN: Final = 256
 """Recordings that are fetched at a time: 16 MiB of parts on their way."""
 _ADDRESS_SHARE: Final = 4
 """An address may have one in so many of them: behind one router may be many viewers."""
-_THREADS: Final = 2
+_QUIET_S: Final = 1.0
 _MOST_FIELDS: Final = 64
 _DAMAGED: Final = (OSError, ValueError, LookupError, struct.error)
 """What reading a file that is not there any more, or no recording, may raise."""
@@ -79,7 +81,7 @@ class Recordings:
     def __init__(self, folder: Path, may_play: Callable[[str], bool]) -> None:
         self._library: Final = Library(folder)
         self._may_play: Final = may_play
-        self._pool: Final = ThreadPoolExecutor(_THREADS, thread_name_prefix="flowctl-recordings")
+        self._looks, self._reads = _Worker(), _Worker()  # who plays does not wait for those who look
         self._bodies: Final[WeakKeyDictionary[FileBody, str]] = WeakKeyDictionary()  # by whose address
 
     def stream_of(self, path: str) -> str | None:
@@ -124,7 +126,7 @@ class Recordings:
             headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
             exchange.respond(HTTPStatus.OK, headers=headers, body=body)
 
-        self._elsewhere(exchange, look, answer)
+        self._looks.do(exchange, look, answer)
 
     # -- what is in them
 
@@ -134,14 +136,14 @@ class Recordings:
 
         def give(found: OpenedFile) -> None:
             cache = "no-cache" if found.being_written else KEPT
-            of_type, size, elsewhere = _TYPES[asked.name[-4:]], found.whole_bytes, self._elsewhere
+            of_type, size = _TYPES[asked.name[-4:]], found.whole_bytes
             body = give_file(
-                exchange, found.take(), of_type, size=size, cache=cache, in_ranges=in_ranges, elsewhere=elsewhere
+                exchange, found.take(), of_type, size=size, cache=cache, in_ranges=in_ranges, elsewhere=self._reads.do
             )
             self._note_body(exchange, body)
 
         if self._has_room(exchange):
-            self._elsewhere(exchange, lambda: self._library.open(*asked), give)
+            self._looks.do(exchange, lambda: self._library.open(*asked), give)
 
     def _find_part(self, exchange: Exchange, asked: _Asked) -> None:
         given = _parameters(exchange)
@@ -164,12 +166,12 @@ class Recordings:
                 exchange.end()
                 return
             parts = self._library.parts(asked.app, asked.stream, span)
-            body = FileBody(exchange, parts, span.size_bytes, self._elsewhere)
+            body = FileBody(exchange, parts, span.size_bytes, self._reads.do)
             self._note_body(exchange, body)
             body.give()
 
         if self._has_room(exchange):
-            self._elsewhere(exchange, lambda: self._library.span(asked.app, asked.stream, from_s, until_s), give)
+            self._looks.do(exchange, lambda: self._library.span(asked.app, asked.stream, from_s, until_s), give)
 
     def _has_room(self, exchange: Exchange) -> bool:
         whose = list(self._bodies.values())
@@ -184,23 +186,53 @@ class Recordings:
         if body is not None:
             self._bodies[body] = address_key(exchange.connection.peer[0])
 
-    def _elsewhere(self, exchange: Exchange, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
-        """Do what may wait for a disk on a thread for it, and go on with the result on the connection's."""
 
-        def run() -> None:
+class _Worker:
+    """A thread for what may wait for a disk; it is there while there is something to do. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._lock: Final = threading.Lock()
+        self._came: Final = threading.Condition(self._lock)
+        self._jobs: deque[Callable[[], object]] = deque()  # one of a connection at most; guarded by _lock
+        self._works = False  # whether there is the thread; guarded by _lock
+
+    def do(self, exchange: Exchange, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
+        """Do `work` there, and go on with its result on the connection's thread."""
+        with self._lock:
+            self._jobs.append(partial(_answered, exchange, work, then))
+            self._came.notify()
+            start, self._works = not self._works, True
+        if start:
+            threading.Thread(target=self._run, name="flowctl-recordings", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._came.wait(_QUIET_S)
+                if not self._jobs:
+                    self._works = False
+                    return
+                job = self._jobs.popleft()
             begin = time.thread_time()
-            answer: Callable[[], Any]
-            try:
-                answer = partial(then, work())
-            except _DAMAGED:
-                answer = partial(exchange.respond, HTTPStatus.NOT_FOUND)
-            except Exception:  # noqa: BLE001 - the client is answered, whatever it is
-                _log.exception("recordings could not be looked at", path=exchange.request.path)
-                answer = partial(exchange.respond, HTTPStatus.INTERNAL_SERVER_ERROR)
-            exchange.connection.call_soon(answer)
+            job()
+            del job  # it may hold the last part of a body
             time.sleep(max(time.thread_time() - begin, 0.0))
 
-        self._pool.submit(run)
+
+def _answered(exchange: Exchange, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
+    answer: Callable[[], object]
+    try:
+        answer = partial(then, work())
+    except _DAMAGED:
+        answer = partial(exchange.respond, HTTPStatus.NOT_FOUND)
+    except Exception:  # noqa: BLE001 - the client is answered, and the thread goes on, whatever it is
+        _log.exception("recordings could not be looked at", path=exchange.request.path)
+        answer = partial(exchange.respond, HTTPStatus.INTERNAL_SERVER_ERROR)
+    try:
+        exchange.connection.call_soon(answer)
+    except LocalProtocolError:  # it has more to do than there is room for: its client hears nothing
+        exchange.connection.close(CloseReason.INTERNAL, "a recording could not be given")
 
 
 def recording_handlers(folder: Path, may_play: Callable[[str], bool]) -> dict[str, Handler]:

@@ -163,6 +163,26 @@ def test_files_that_are_none_of_a_server_are_not_there(tmp_path):
     assert frames(read(shelf, 0, 60)[1])[-1].payload == tags_of(outside)[-1].payload
 
 
+def test_file_when_a_publisher_has_filled_it_with_what_looks_like_tags_costs_little(tmp_path, monkeypatch):
+    """Each sixth octet of its pictures begins what may be a tag, until the size behind it is looked at."""
+    made = Recorder(tmp_path)
+    large = [tag._replace(payload=tag.payload[:5] + b"\x08\0\0\0\0\0" * 300_000) for tag in frames(source(1))[:4]]
+    made.feed([*source(3), *(tag._replace(timestamp=tag.timestamp + 3000) for tag in large)])
+    made.end()
+    looked = []
+    really = FlvFile.tag_at
+    monkeypatch.setattr(FlvFile, "tag_at", lambda self, at: (looked.append(at), really(self, at))[1])
+    shelf = Library(tmp_path)
+    assert shelf.recordings("live", "room", None, None, "", 10)[0][0].length_s > 3
+    read(shelf, 1, 3.05)
+    path = made.folder / FIRST
+    path.rename(path.with_name(f"{FIRST}.part"))
+    with path.with_name(f"{FIRST}.part").open("ab") as file:
+        file.write(b"\x09\x1f\xff\xff" + bytes(7) + b"\x08\0\0\0\0\0" * 300_000)
+    assert len(shelf.recordings("live", "room", None, None, "", 10)[0]) == 1
+    assert len(looked) < 150_000
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_file_when_it_is_damaged_is_read_within_its_end(tmp_path, seed):
     made = Recorder(tmp_path).all(4, **LARGE)
