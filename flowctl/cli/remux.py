@@ -159,7 +159,10 @@ def recordings(
     end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="The end of that time.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="List so many, the latest first.")] = 100,
     fetch: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write that time to FILE, as one FLV stream; -: standard output.")
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Write that time to FILE, of MP4 if it ends with .mp4, or of FLV; -: standard output."
+        ),
     ] = None,
     ca_file: CaFile = None,
     insecure: Insecure = False,
@@ -189,7 +192,7 @@ def recordings(
 
 
 def _fetch_part(shelf: Source, from_s: float, to_s: float | None, output: str) -> None:
-    start, length, parts = shelf.fetch(from_s, to_s)
+    start, length, parts = shelf.fetch(from_s, to_s, ".mp4" if output.endswith(".mp4") else ".flv")
     got = 0
     with written(output) as file:
         for data in parts:

@@ -16,11 +16,24 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from flowctl.core.flow.state import MessageClass
-from flowctl.flv import BACK_POINTER_BYTES, HEADER_BYTES, MAX_TAG_BYTES, TAG_HEADER_BYTES, TAG_SCRIPT, TAG_VIDEO
+from flowctl.flv import (
+    BACK_POINTER_BYTES,
+    HEADER_BYTES,
+    MAX_TAG_BYTES,
+    TAG_HEADER_BYTES,
+    TAG_SCRIPT,
+    TAG_VIDEO,
+    header,
+)
+from flowctl.flv import tag as tag_bytes
 from flowctl.live.remux.course import HEADERS, HEADERS_BYTES
+from flowctl.live.remux.flvform import told_lengths
 from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.wire import CLOCK_MASK
 
 FRONT_BYTES: Final = HEADER_BYTES + BACK_POINTER_BYTES
+PART_BYTES: Final = 64 * 1024
+"""What of a recording is read at a time, and waits for a client."""
 _WINDOW_BYTES: Final = 64 * 1024
 _NEAR_BYTES: Final = 256 * 1024
 """What is read tag by tag, once a time lies in it."""
@@ -36,6 +49,16 @@ _END_BYTES: Final = (1 << 20, 4 << 20, 16 << 20)
 _AUDIO_FLAG, _VIDEO_FLAG = 4, 1
 _KEY_FRAME: Final = 0x10
 """Frame type of a key frame, in the first octet of a picture (FLV 10.1 E.4.3.1, Enhanced RTMP)."""
+
+
+class Stretch(NamedTuple):
+    """A part of one file, of a span."""
+
+    name: str
+    begin: int
+    end: int
+    from_ms: int  # time in the file that is `at_ms` in the span
+    at_ms: int
 
 
 class Tag(NamedTuple):
@@ -59,6 +82,8 @@ class Tag(NamedTuple):
 
 class FlvFile:
     """A file by its descriptor, which stays the caller's."""
+
+    step_ms: Final = 20  # time behind the last frame: it is a frame's, and no file says which
 
     def __init__(self, number: int) -> None:
         self._number: Final = number
@@ -117,6 +142,25 @@ class FlvFile:
                 break
             latest, at = max(latest, tag.time_ms), tag.at
         return latest
+
+    @property
+    def kind(self) -> object:
+        """What has to be the same in a file that goes on with this one: its codecs."""
+        return {item for item in self.headers if item[0] != TAG_SCRIPT}
+
+    def head(self, length_s: float, rest_bytes: int) -> bytes:
+        """Return what stands before the frames of a file that is so long, and has so many octets of them."""
+        size = FRONT_BYTES + sum(len(data) + TAG_HEADER_BYTES + BACK_POINTER_BYTES for _, data in self.headers)
+        told = (
+            tag_bytes(type_id, 0, told_lengths(type_id, data, length_s, size + rest_bytes))
+            for type_id, data in self.headers
+        )
+        return header(self.audio, self.video) + b"".join(told)
+
+    def time_before(self, at: int) -> int:
+        """Return the time of what ends at a place."""
+        last = self.tag_before(at)
+        return self.length_ms if at == self.end or last is None else last.time_ms
 
     def place_of(self, time_ms: int) -> int:
         """Return where the first tag of that time or later is; the end, where none is."""
@@ -195,3 +239,27 @@ class FlvFile:
         else:
             raise ValueError("its end has no tags")
         return max((tag.end for tag in self.tags(begin)), default=FRONT_BYTES)
+
+
+def moved_tags(number: int, place: Stretch, span_s: float, span_bytes: int) -> Iterator[bytes]:
+    """Read a stretch of a file, in parts, with the times and the lengths of a span."""
+    at, skip = place.begin, 0  # `skip`: of a tag whose head was before
+    while at < place.end:
+        data = bytearray(os.pread(number, min(PART_BYTES, place.end - at), at))
+        where = skip
+        while where + TAG_HEADER_BYTES <= len(data):
+            size = int.from_bytes(data[where + 1 : where + 4], "big")
+            time_ms = int.from_bytes(data[where + 7 : where + 8] + data[where + 4 : where + 7], "big")
+            moved = (max(time_ms - place.from_ms, 0) + place.at_ms & CLOCK_MASK).to_bytes(4, "big")
+            data[where + 4 : where + 8] = moved[1:] + moved[:1]
+            body = where + TAG_HEADER_BYTES
+            if data[where] == TAG_SCRIPT and body + size <= len(data):
+                data[body : body + size] = told_lengths(TAG_SCRIPT, bytes(data[body : body + size]), span_s, span_bytes)
+            where = body + size + BACK_POINTER_BYTES
+        if where < len(data) and at + len(data) < place.end:
+            del data[where:]  # the head of a tag that is cut
+        if not data:
+            return  # the file became shorter
+        at += len(data)
+        skip = max(where - len(data), 0)
+        yield bytes(data)

@@ -20,19 +20,15 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Protocol
 
 from flowctl.core.folders.folders import opened_folder
-from flowctl.flv import BACK_POINTER_BYTES, TAG_HEADER_BYTES, TAG_SCRIPT, header, tag
-from flowctl.live.playback.flvfile import FRONT_BYTES, FlvFile
-from flowctl.live.playback.mp4file import mp4_length_s
+from flowctl.live.playback.flvfile import FlvFile, Stretch, moved_tags
+from flowctl.live.playback.mp4file import Mp4File, moved_fragments, mp4_length_s
 from flowctl.live.remux.files import PART, NameTemplate
-from flowctl.live.remux.flvform import SUFFIX, told_lengths, whole_mp4_bytes
+from flowctl.live.remux.flvform import SUFFIX, whole_mp4_bytes
 from flowctl.live.remux.retention import RECORDING, TEMPLATE
-from flowctl.wire.rtmp.wire import CLOCK_MASK
 
-PART_BYTES: Final = 64 * 1024
-"""What of a recording is read at a time, and waits for a client."""
 _STAMP: Final = "%Y%m%dT%H%M%S"
 _STAMP_CHARS: Final = 20
 _ROUNDING_S: Final = 1e-5
@@ -40,12 +36,12 @@ _MOST_KNOWN: Final = 8192
 """Files whose length is remembered: 2 MB."""
 LATEST_S: Final = 253_370_764_800.0
 """The year 9999: names are in the order of time up to it."""
+DAMAGED: Final = (OSError, ValueError, LookupError, ArithmeticError, struct.error)
+"""What reading a file that is not there any more, or no recording, may raise."""
 MOST_FILES: Final = 200
 """Files that one part by time goes over: eight days of an hour each."""
 GAP_S: Final = 2.0
 """Time between two files that go on in one part: names tell when the first frames were written, not when they came."""
-_STEP_MS: Final = 20
-"""Time from the last frame of a file to the first of the next one: it is a frame's, and no file says which."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +79,7 @@ def parse_time(text: str) -> float | None:
 
 
 def time_text(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return datetime.fromtimestamp(min(time_s, LATEST_S), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def start_of(name: str) -> float | None:
@@ -105,24 +101,14 @@ def is_recording(name: str) -> bool:
     return RECORDING.fullmatch(name) is not None and start_of(name) is not None
 
 
-class _Piece(NamedTuple):
-    """A part of one file, of a span."""
-
-    name: str
-    begin: int
-    end: int
-    from_ms: int  # time in the file that is `at_ms` in the span
-    at_ms: int
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """A part of the recordings of a stream, as one FLV stream whose times begin at 0."""
+    """A part of the recordings of a stream, as one stream of their format whose times begin at 0."""
 
     start_s: float
     length_s: float
     head: bytes
-    pieces: tuple[_Piece, ...]
+    pieces: tuple[Stretch, ...]
 
     @property
     def size_bytes(self) -> int:
@@ -190,10 +176,10 @@ class Library:
                 raise FileNotFoundError(name)
             return OpenedFile(name, *_open(folder, name))
 
-    def span(self, app: str, stream: str, from_s: float, to_s: float) -> Span | None:
+    def span(self, app: str, stream: str, from_s: float, to_s: float, suffix: str = SUFFIX) -> Span | None:
         """Return the part from the key frame at or before a time, or what comes next, to another. None: there is none.
 
-        It ends sooner where nothing was recorded, the codec changes, or what follows is no FLV.
+        It ends sooner where nothing was recorded, the codec changes, or what follows has another format.
         """
         with self._opened(app, stream) as folder:
             names = [] if folder is None else _names(folder, from_s, to_s)
@@ -201,7 +187,7 @@ class Library:
             for name in names:
                 if folder is None or not is_recording(name):
                     continue
-                if not name.endswith(SUFFIX):
+                if not name.endswith(suffix):
                     if plan is None:
                         continue
                     break
@@ -210,12 +196,12 @@ class Library:
                 except OSError:
                     continue
                 try:
-                    file = FlvFile(number)
+                    file = _timed(number, name)
                     if plan is None:
                         plan = _Plan.begun(file, name, from_s, to_s)
                     elif len(plan.pieces) >= MOST_FILES or not plan.goes_on(file, name, to_s):
                         break
-                except (OSError, ValueError):  # nothing is in it yet
+                except DAMAGED:  # nothing is in it yet
                     if plan is not None:
                         break
                 finally:
@@ -231,9 +217,11 @@ class Library:
                     return
                 number, _ = _open(folder, piece.name)
             try:
-                yield from _moved(number, piece, span)
-            finally:
-                os.close(number)
+                move = moved_tags if piece.name.endswith(SUFFIX) else moved_fragments
+                with contextlib.closing(os.fdopen(number, "rb", buffering=0)):
+                    yield from move(number, piece, span.length_s, span.size_bytes)
+            except DAMAGED:
+                return
 
     @contextlib.contextmanager
     def _opened(self, app: str, stream: str) -> Iterator[int | None]:
@@ -282,18 +270,65 @@ class Library:
         )
 
 
+class Cut(Protocol):
+    """A place in a file where playing can begin."""
+
+    @property
+    def at(self) -> int:
+        """Where that is."""
+
+    @property
+    def time_ms(self) -> int:
+        """Its time in the file."""
+
+
+class TimedFile(Protocol):
+    """A recording that is read by time."""
+
+    @property
+    def step_ms(self) -> int:
+        """Time from its last frame to the first of the file that follows."""
+
+    @property
+    def first(self) -> int:
+        """Where the first frame is."""
+
+    @property
+    def end(self) -> int:
+        """Where the last whole one ends."""
+
+    @property
+    def length_ms(self) -> int:
+        """The time of its last frame."""
+
+    @property
+    def kind(self) -> object:
+        """What has to be the same in a file that goes on with this one."""
+
+    def head(self, length_s: float, rest_bytes: int) -> bytes:
+        """Return what stands before the frames of a file that is so long, and has so many octets of them."""
+
+    def cut_before(self, time_ms: int) -> Cut | None:
+        """Return the last place with which playing can begin so that `time_ms` is seen."""
+
+    def place_of(self, time_ms: int) -> int:
+        """Return where that time or later begins; the end, where nothing does."""
+
+    def time_before(self, at: int) -> int:
+        """Return the time of what ends at a place."""
+
+
 class _Plan:
     """A span as it is put together, file by file."""
 
-    def __init__(self, file: FlvFile, piece: _Piece, start_s: float) -> None:
-        self.headers: Final = file.headers
-        self._audio, self._video = file.audio, file.video
+    def __init__(self, file: TimedFile, piece: Stretch, start_s: float) -> None:
+        self._first: Final = file
         self.pieces = [piece]
         self.start_s: Final = start_s
         self._note_end(file, piece, start_s - piece.from_ms / 1000)
 
     @classmethod
-    def begun(cls, file: FlvFile, name: str, from_s: float, to_s: float) -> _Plan | None:
+    def begun(cls, file: TimedFile, name: str, from_s: float, to_s: float) -> _Plan | None:
         """Return the beginning of a span; None: the file has nothing of that time."""
         file_s = start_of(name) or 0.0
         if from_s > file_s + file.length_ms / 1000:
@@ -301,43 +336,35 @@ class _Plan:
         cut = file.cut_before(max(round((from_s - file_s) * 1000), 0))
         if cut is None:
             return None
-        piece = _Piece(name, cut.at, _end_at(file, to_s - file_s), cut.time_ms, 0)
+        piece = Stretch(name, cut.at, _end_at(file, to_s - file_s), cut.time_ms, 0)
         return cls(file, piece, file_s + cut.time_ms / 1000) if piece.end > piece.begin else None
 
-    def goes_on(self, file: FlvFile, name: str, to_s: float) -> bool:
+    def goes_on(self, file: TimedFile, name: str, to_s: float) -> bool:
         """Add what a file has of it; return whether it was the one that follows."""
         file_s = start_of(name) or 0.0
-        if abs(file_s - self._end_s) > GAP_S or _codecs(file.headers) != _codecs(self.headers):
+        if abs(file_s - self._end_s) > GAP_S or file.kind != self._first.kind:
             return False
-        piece = _Piece(name, file.first, _end_at(file, to_s - file_s), 0, self._length_ms + _STEP_MS)
+        piece = Stretch(name, file.first, _end_at(file, to_s - file_s), 0, self._length_ms + file.step_ms)
         if piece.end <= piece.begin:
             return False
         self.pieces.append(piece)
         self._note_end(file, piece, file_s)
         return True
 
-    def _note_end(self, file: FlvFile, piece: _Piece, file_s: float) -> None:
-        last = file.tag_before(piece.end)
-        last_ms = file.length_ms if piece.end == file.end or last is None else last.time_ms
+    def _note_end(self, file: TimedFile, piece: Stretch, file_s: float) -> None:
+        last_ms = file.time_before(piece.end)
         self._length_ms = piece.at_ms + max(last_ms - piece.from_ms, 0)
         self._end_s = file_s + last_ms / 1000
 
     def span(self) -> Span:
-        length_s = self._length_ms / 1000
-        sizes = [len(payload) + TAG_HEADER_BYTES + BACK_POINTER_BYTES for _, payload in self.headers]
-        size = FRONT_BYTES + sum(sizes) + sum(piece.end - piece.begin for piece in self.pieces)
-        tags = (tag(type_id, 0, told_lengths(type_id, data, length_s, size)) for type_id, data in self.headers)
-        front = header(self._audio, self._video)
-        return Span(start_s=self.start_s, length_s=length_s, head=front + b"".join(tags), pieces=tuple(self.pieces))
+        length_s, rest_bytes = self._length_ms / 1000, sum(piece.end - piece.begin for piece in self.pieces)
+        head = self._first.head(length_s, rest_bytes)
+        return Span(start_s=self.start_s, length_s=length_s, head=head, pieces=tuple(self.pieces))
 
 
-def _end_at(file: FlvFile, time_s: float) -> int:
+def _end_at(file: TimedFile, time_s: float) -> int:
     time_ms = round(time_s * 1000)
     return file.end if time_ms > file.length_ms else file.place_of(time_ms)
-
-
-def _codecs(headers: tuple[tuple[int, bytes], ...]) -> set[tuple[int, bytes]]:
-    return {item for item in headers if item[0] != TAG_SCRIPT}
 
 
 def _names(folder: int, from_s: float | None, to_s: float | None, before: str = "") -> list[str]:
@@ -376,32 +403,9 @@ def _open(folder: int, name: str) -> tuple[int, bool]:
 def _length_s(number: int, name: str) -> float | None:
     try:
         return FlvFile(number).length_ms / 1000 if name.endswith(SUFFIX) else mp4_length_s(number)
-    except (OSError, ValueError, struct.error):
+    except DAMAGED:
         return None
 
 
-def _moved(number: int, piece: _Piece, span: Span) -> Iterator[bytes]:
-    """Read a part of a file, in parts, with the times of a span."""
-    at, skip = piece.begin, 0  # `skip`: of a tag whose head was before
-    while at < piece.end:
-        data = bytearray(os.pread(number, min(PART_BYTES, piece.end - at), at))
-        if not data:
-            return
-        place = skip
-        while place + TAG_HEADER_BYTES <= len(data):
-            size = int.from_bytes(data[place + 1 : place + 4], "big")
-            time_ms = int.from_bytes(data[place + 7 : place + 8] + data[place + 4 : place + 7], "big")
-            moved = (max(time_ms - piece.from_ms, 0) + piece.at_ms & CLOCK_MASK).to_bytes(4, "big")
-            data[place + 4 : place + 8] = moved[1:] + moved[:1]
-            body = place + TAG_HEADER_BYTES
-            if data[place] == TAG_SCRIPT and body + size <= len(data):
-                message = bytes(data[body : body + size])
-                data[body : body + size] = told_lengths(TAG_SCRIPT, message, span.length_s, span.size_bytes)
-            place = body + size + BACK_POINTER_BYTES
-        if place < len(data) and at + len(data) < piece.end:
-            del data[place:]  # the head of a tag that is cut
-            if not data:
-                return  # the file became shorter
-        at += len(data)
-        skip = max(place - len(data), 0)
-        yield bytes(data)
+def _timed(number: int, name: str) -> TimedFile:
+    return FlvFile(number) if name.endswith(SUFFIX) else Mp4File(number)

@@ -3,7 +3,7 @@
 =========================================== ===============================================================
 ``/recordings/live/room?from=&to=``         which there are, as JSON, the latest first
 ``/recordings/live/room/NAME.flv``          a file as it is, in ranges too; of one being written what is whole
-``/recordings/live/room.flv?from=&to=``     a part by time, as one FLV stream
+``/recordings/live/room.flv?from=&to=``     a part by time, as one FLV stream; ``.mp4`` of what is recorded as that
 =========================================== ===============================================================
 
 Who asks is asked as for a play of ``live/room``, with the same keys and tokens, and is one viewer for hooks whatever it
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 import threading
 import time
 from collections import deque
@@ -34,7 +33,16 @@ from flowctl.core.text.addresses import address_key
 from flowctl.errors import LocalProtocolError, RemoteProtocolError
 from flowctl.live.httpd.exchange import Exchange, Handler
 from flowctl.live.httpd.formats import FLV_TYPE
-from flowctl.live.playback.library import LATEST_S, Library, OpenedFile, Span, is_recording, parse_time, time_text
+from flowctl.live.playback.library import (
+    DAMAGED,
+    LATEST_S,
+    Library,
+    OpenedFile,
+    Span,
+    is_recording,
+    parse_time,
+    time_text,
+)
 from flowctl.live.remux.flvform import SUFFIX
 from flowctl.live.remux.serving import KEPT, FileBody, give_file
 from flowctl.reasons import CloseReason
@@ -51,9 +59,6 @@ _ADDRESS_SHARE: Final = 4
 """An address may have one in so many of them: behind one router may be many viewers."""
 _QUIET_S: Final = 1.0
 _MOST_FIELDS: Final = 64
-_DAMAGED: Final = (OSError, ValueError, LookupError, struct.error)
-"""What reading a file that is not there any more, or no recording, may raise."""
-
 _T = TypeVar("_T")
 
 
@@ -62,7 +67,7 @@ class _Asked(NamedTuple):
 
     app: str
     stream: str
-    name: str  # of a file; ".flv": a part by time; empty: a list
+    name: str  # of a file; ".flv", ".mp4": a part by time; empty: a list
 
 
 class _WrongError(Exception):
@@ -76,7 +81,7 @@ class Recordings:
     """
 
     in_files: Final = True
-    own_parameters: Final = ("from=", "to=", "before=", "limit=", "ranges=")
+    own_parameters: Final = ("from=", "to=", "before=", "limit=")
 
     def __init__(self, folder: Path, may_play: Callable[[str], bool]) -> None:
         self._library: Final = Library(folder)
@@ -97,7 +102,7 @@ class Recordings:
         try:
             if not asked.name:
                 self._list(exchange, asked)
-            elif asked.name == SUFFIX:
+            elif asked.name in _TYPES:
                 self._find_part(exchange, asked)
             else:
                 self._find_file(exchange, asked)
@@ -131,15 +136,10 @@ class Recordings:
     # -- what is in them
 
     def _find_file(self, exchange: Exchange, asked: _Asked) -> None:
-        # Chromium looks at each fragment of MP4 before it plays any, by a connection each, if it is given ranges.
-        in_ranges = _parameters(exchange).get("ranges") != "no"
-
         def give(found: OpenedFile) -> None:
             cache = "no-cache" if found.being_written else KEPT
             of_type, size = _TYPES[asked.name[-4:]], found.whole_bytes
-            body = give_file(
-                exchange, found.take(), of_type, size=size, cache=cache, in_ranges=in_ranges, elsewhere=self._reads.do
-            )
+            body = give_file(exchange, found.take(), of_type, size=size, cache=cache, elsewhere=self._reads.do)
             self._note_body(exchange, body)
 
         if self._has_room(exchange):
@@ -159,7 +159,8 @@ class Recordings:
                 exchange.respond(HTTPStatus.NOT_FOUND, "Nothing was recorded then.")
                 return
             start, end = time_text(span.start_s), time_text(span.start_s + span.length_s)
-            headers = [("Content-Type", FLV_TYPE), ("Cache-Control", "no-store"), ("Accept-Ranges", "none")]
+            # Without ranges: Chromium looks at each fragment of MP4 before it plays any, by a connection each.
+            headers = [("Content-Type", _TYPES[asked.name]), ("Cache-Control", "no-store"), ("Accept-Ranges", "none")]
             headers += [("Recording-Start", start), ("Recording-End", end)]
             exchange.begin(HTTPStatus.OK, [*headers, ("Content-Length", str(span.size_bytes))])
             if exchange.request.method == "HEAD":
@@ -171,7 +172,9 @@ class Recordings:
             body.give()
 
         if self._has_room(exchange):
-            self._looks.do(exchange, lambda: self._library.span(asked.app, asked.stream, from_s, until_s), give)
+            self._looks.do(
+                exchange, lambda: self._library.span(asked.app, asked.stream, from_s, until_s, asked.name), give
+            )
 
     def _has_room(self, exchange: Exchange) -> bool:
         whose = list(self._bodies.values())
@@ -224,7 +227,7 @@ def _answered(exchange: Exchange, work: Callable[[], _T], then: Callable[[_T], N
     answer: Callable[[], object]
     try:
         answer = partial(then, work())
-    except _DAMAGED:
+    except DAMAGED:
         answer = partial(exchange.respond, HTTPStatus.NOT_FOUND)
     except Exception:  # noqa: BLE001 - the client is answered, and the thread goes on, whatever it is
         _log.exception("recordings could not be looked at", path=exchange.request.path)
@@ -248,7 +251,8 @@ def _parse(path: str) -> _Asked | None:
     if is_recording(last):
         name, named = last, stream
     else:
-        name, named = (SUFFIX, named[: -len(SUFFIX)]) if named.endswith(SUFFIX) else ("", named)
+        name = next((suffix for suffix in _TYPES if named.endswith(suffix)), "")
+        named = named.removesuffix(name)
     if not all(named.partition("/")[::2]):
         return None
     try:

@@ -36,7 +36,7 @@ class Source(Protocol):
     def find(self, from_s: float | None, to_s: float | None, limit: int) -> tuple[list[dict[str, Any]], bool]:
         """Return the recordings of a time, the latest first, and whether there are more."""
 
-    def fetch(self, from_s: float, to_s: float | None) -> tuple[str, int, Iterator[bytes]]:
+    def fetch(self, from_s: float, to_s: float | None, suffix: str) -> tuple[str, int, Iterator[bytes]]:
         """Return when a part of that time begins, its size, and the part."""
 
     def close(self) -> None:
@@ -60,10 +60,12 @@ class FolderRecordings:
         found, more = self._library.recordings(*self._stream, from_s, to_s, "", limit)
         return [item.row() for item in found], more
 
-    def fetch(self, from_s: float, to_s: float | None) -> tuple[str, int, Iterator[bytes]]:
-        span = self._library.span(*self._stream, from_s, LATEST_S if to_s is None else to_s)
+    def fetch(self, from_s: float, to_s: float | None, suffix: str) -> tuple[str, int, Iterator[bytes]]:
+        span = self._library.span(*self._stream, from_s, LATEST_S if to_s is None else to_s, suffix)
         if span is None:
-            raise FlowctlError("nothing was recorded then as FLV", hint="without --fetch it is listed what there is")
+            raise FlowctlError(
+                f"nothing was recorded then as {suffix[1:].upper()}", hint="without --fetch it is listed what there is"
+            )
         return time_text(span.start_s), span.size_bytes, self._library.parts(*self._stream, span)
 
 
@@ -89,8 +91,8 @@ class ServerRecordings:
         except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
             raise FlowctlError(f"{self._url} answers with no list of recordings", hint=_HINTS[404]) from error
 
-    def fetch(self, from_s: float, to_s: float | None) -> tuple[str, int, Iterator[bytes]]:
-        answer = self._ask(".flv", from_s, to_s)
+    def fetch(self, from_s: float, to_s: float | None, suffix: str) -> tuple[str, int, Iterator[bytes]]:
+        answer = self._ask(suffix, from_s, to_s)
         if answer.getheader("Recording-Start") is None:  # a live stream
             raise FlowctlError(f"{self._url} has no recordings there", hint=_HINTS[404])
         return answer.getheader("Recording-Start", "?"), answer.length or 0, _read(answer)

@@ -175,14 +175,13 @@ def give_file(
     *,
     size: int | None = None,
     cache: str = KEPT,
-    in_ranges: bool = True,
     elsewhere: Elsewhere | None = None,
 ) -> FileBody | None:
     """Answer with a file, or what of it is whole, whose descriptor is closed then; return its body, if it has one."""
     request, found = exchange.request, os.fstat(number)
     size = found.st_size if size is None else size
     tag = f'"{found.st_mtime_ns:x}-{size:x}"'
-    headers = [("Cache-Control", cache), ("ETag", tag), ("Accept-Ranges", "bytes" if in_ranges else "none")]
+    headers = [("Cache-Control", cache), ("ETag", tag), ("Accept-Ranges", "bytes")]
     headers.append(("Last-Modified", formatdate(found.st_mtime, usegmt=True)))
     if _has(request, tag) or (not request.header("if-none-match") and _not_since(request, found.st_mtime)):
         os.close(number)
@@ -190,7 +189,7 @@ def give_file(
         exchange.end()
         return None
     begin, end, status = 0, size, HTTPStatus.OK
-    if in_ranges and request.method == "GET" and request.header("range") and request.header("if-range") in {"", tag}:
+    if request.method == "GET" and request.header("range") and request.header("if-range") in {"", tag}:
         found_range = _range(request.header("range"), size)
         if found_range == _NONE:
             os.close(number)

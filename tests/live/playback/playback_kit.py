@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from remux_kit import source, tags_of
+import io
+
+import av
+from remux_kit import source
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.live.remux.files import NameTemplate
@@ -45,10 +48,15 @@ def frames(tags):
     return [tag for tag in tags if inspect(tag.type_id, tag.payload).message_class is not MessageClass.HEADER]
 
 
-def frames_of(folder):
-    """Return the frames of all files of a stream, each with its time since the first file began, about."""
-    return [frames(tags_of(path)) for path in sorted(folder.iterdir())]
-
-
 def is_key(tag):
     return inspect(tag.type_id, tag.payload).message_class is MessageClass.KEY
+
+
+def packets_of(data):
+    """Return the packets of a file: of which track, when, and what is in it."""
+    with av.open(io.BytesIO(data)) as file:
+        return [
+            (packet.stream.type, round(float(packet.dts * packet.time_base) * 1000), bytes(packet))
+            for packet in file.demux()
+            if packet.dts is not None
+        ]

@@ -6,7 +6,7 @@ import os
 import random
 
 import pytest
-from playback_kit import BEGAN_S, FIRST, Recorder, frames, is_key
+from playback_kit import BEGAN_S, FIRST, Recorder, frames, is_key, packets_of
 from remux_kit import source, tags_of
 
 from flowctl.flv import TAG_SCRIPT, FlvReader, FlvTag
@@ -84,6 +84,39 @@ def test_part_when_it_begins_with_headers_says_how_long_it_is(tmp_path):
     lengths = [amf0.decode(tag.payload)[1] for tag in tags if tag.type_id == TAG_SCRIPT]
     assert lengths == [{"duration": span.length_s, "filesize": span.size_bytes}] * 2
     assert span.length_s == pytest.approx(3.5, abs=0.1)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_part_of_mp4_when_cut_by_time_is_whole_fragments_of_it(tmp_path, seed):
+    made = Recorder(tmp_path, make_form=Mp4Form, max_s=7).all(22)
+    paths = sorted(made.folder.iterdir())
+    starts = [round((library.start_of(path.name) - BEGAN_S) * 1000) for path in paths]
+    every = [
+        (kind, start + time, data)
+        for start, path in zip(starts, paths, strict=True)
+        for kind, time, data in packets_of(path.read_bytes())
+    ]
+    shelf, rng = Library(tmp_path), random.Random(seed)
+    for _ in range(12):
+        begin = rng.randrange(0, 20_000)
+        end = begin + rng.randrange(1500, 20_000)
+        span = shelf.span("live", "room", BEGAN_S + begin / 1000, BEGAN_S + end / 1000, ".mp4")
+        data = b"".join(shelf.parts("live", "room", span))
+        assert len(data) == span.size_bytes
+        found = packets_of(data)
+        first = round((span.start_s - BEGAN_S) * 1000)
+        assert first <= max(begin, starts[0])
+        for kind in ("video", "audio"):
+            got = [packet for packet in found if packet[0] == kind]
+            payloads = [payload for _, _, payload in got]
+            all_of = [packet for packet in every if packet[0] == kind]
+            at = [payload for _, _, payload in all_of].index(payloads[0])
+            assert payloads == [payload for _, _, payload in all_of[at : at + len(payloads)]]
+            for (_, time, _), (_, real, _) in zip(got, all_of[at:], strict=False):
+                assert time == pytest.approx(real - first, abs=60)  # names of files tell times to some frames
+            assert all_of[at + len(got) - 1][1] >= min(end, all_of[-1][1]) - 1050
+        assert found[0][1] in range(30)
+        assert span.length_s == pytest.approx(max(time for _, time, _ in found) / 1000, abs=0.2)
 
 
 @pytest.mark.parametrize("why", ["gap", "codec", "format"])
@@ -206,3 +239,19 @@ def test_file_when_it_is_damaged_is_read_within_its_end(tmp_path, seed):
                 cut = found.cut_before(time_ms)
                 assert cut is None or cut.end <= found.end
         read(Library(tmp_path), 1, 3)
+
+
+def test_file_of_mp4_when_a_box_in_it_says_that_it_is_huge_costs_nothing(tmp_path):
+    made = Recorder(tmp_path, make_form=Mp4Form).all(6)
+    (path,) = made.folder.iterdir()
+    whole = path.read_bytes()
+    boxes = (b"traf", b"tfhd", b"tfdt", b"trun", b"mfhd", b"moof", b"mdat", b"moov", b"trak", b"mdhd", b"tkhd")
+    shelf = Library(tmp_path)
+    for kind in boxes:
+        for at in (whole.find(kind), whole.rfind(kind)):
+            for size in (0, 7, 8, 0xFFFFFFFF):
+                path.write_bytes(whole[: at - 4] + size.to_bytes(4, "big") + whole[at:])
+                assert len(shelf.recordings("live", "room", None, None, "", 10)[0]) == 1
+                span = shelf.span("live", "room", BEGAN_S + 2, BEGAN_S + 5, ".mp4")
+                if span is not None:
+                    assert sum(map(len, shelf.parts("live", "room", span))) <= 2 * len(whole)

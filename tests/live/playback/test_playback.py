@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 from http_kit import wait_for
-from playback_kit import BEGAN_S, FIRST, Recorder, frames, is_key
+from playback_kit import BEGAN_S, FIRST, Recorder, frames, is_key, packets_of
 from remux_kit import source, tags_of
 
 from flowctl.core.loop.sockets import SocketOptions
@@ -70,8 +70,6 @@ def test_file_when_fetched_is_as_it_is_in_ranges_too(playback, folder):
     assert headers["cache-control"] == "max-age=3600"
     status, headers, body = web.get(f"/recordings/live/room/{FIRST}", "Range: bytes=1000-1999\r\n")
     assert (status, headers["content-range"], body) == (206, f"bytes 1000-1999/{len(data)}", data[1000:2000])
-    status, headers, body = web.get(f"/recordings/live/room/{FIRST}?ranges=no", "Range: bytes=1000-1999\r\n")
-    assert (status, headers["accept-ranges"], body) == (200, "none", data)
     status, headers, body = web.get(f"/recordings/live/room/{FIRST}", method="HEAD")
     assert (status, int(headers["content-length"])) == (200, len(data))
 
@@ -88,6 +86,22 @@ def test_part_by_time_when_fetched_begins_with_a_key_frame_and_goes_over_ends_of
     at = every.index(found[0].payload)
     assert [tag.payload for tag in found] == every[at : at + len(found)]
     assert len(every) - at - len(found) == len([tag for tag in files[-1] if tag.timestamp >= 1000])
+
+
+def test_part_of_mp4_when_fetched_is_played_from_its_beginning(playback, folder):
+    made = Recorder(folder, make_form=Mp4Form).all(8)
+    (path,) = made.folder.iterdir()
+    web = playback()
+    (row,) = listed(web)["recordings"]
+    status, headers, body = web.get(f"/recordings/live/room.mp4?from={row['start'][:17]}04Z", "Range: bytes=5-9\r\n")
+    assert (status, headers["content-type"], headers["accept-ranges"]) == (200, "video/mp4", "none")
+    found, every = packets_of(body), packets_of(path.read_bytes())
+    assert 0 < len(found) < len(every)
+    assert found[0][1] == 0
+    assert [packet[2] for packet in found if packet[0] == "video"] == [
+        packet[2] for packet in every if packet[0] == "video"
+    ][-sum(packet[0] == "video" for packet in found) :]
+    assert web.get(f"/recordings/live/room.flv?from={row['start']}")[0] == 404
 
 
 def test_recording_when_it_is_being_written_is_played_up_to_its_last_message(playback, folder):

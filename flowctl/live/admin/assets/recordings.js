@@ -73,26 +73,25 @@ export class Recordings {
     return line;
   }
 
-  /** Play a recording, FLV from so many seconds on: MP4 as browsers do from its beginning, FLV cut by the server and put together by mpegts.js. */
+  /** Play a recording from so many seconds on, cut by the server: MP4 as browsers do, FLV by mpegts.js. */
   async play(row, from) {
     this.stop();
     this.row = row;
     const url = this.address(this.stream), video = element("video"), at = element("at");
     if (!url || !row) return;
     element("screen").hidden = false;
-    const cut = row.format === "flv" && row.duration_s > 0;
-    element("place").hidden = !cut;
+    element("place").hidden = !(row.duration_s > 0);
     at.max = Math.floor(row.duration_s ?? 0);
     at.value = from;
     put(element("time"), this.time());
     video.onerror = () => this.note("This browser cannot play it.");
     video.onplaying = () => this.note("");
     this.note("Loading…");
+    const begin = Date.parse(row.start), end = begin + Math.ceil((row.duration_s ?? 0) * 1000) + 1;
+    url.pathname += `.${row.format}`;
+    url.searchParams.append("from", new Date(begin + from * 1000).toISOString());
+    url.searchParams.append("to", new Date(Math.max(end, begin + from * 1000 + 1)).toISOString());
     if (row.format === "flv") {
-      const begin = Date.parse(row.start), end = begin + Math.ceil((row.duration_s ?? 0) * 1000) + 1;
-      url.pathname += ".flv";
-      url.searchParams.append("from", new Date(begin + from * 1000).toISOString());
-      url.searchParams.append("to", new Date(Math.max(end, begin + from * 1000 + 1)).toISOString());
       const mpegts = await library();
       if (this.row !== row || this.player) return;
       if (!mpegts.isSupported()) return this.note("This browser cannot play FLV.");
@@ -102,8 +101,6 @@ export class Recordings {
       this.player.attachMediaElement(video);
       this.player.load();
     } else {
-      url.pathname += `/${row.file}`;
-      url.searchParams.append("ranges", "no"); // with them Chromium asks for each fragment before it plays any
       video.src = url.href;
     }
     video.play()?.catch(() => this.note("Press play."));
