@@ -31,7 +31,7 @@ def build(options: ServeOptions) -> LiveServer:
         from flowctl.live.playback.serving import recording_handlers  # noqa: PLC0415 - as said
 
         def may_play(stream: str) -> bool:
-            return server.config.at(stream).media.record_play.fits(stream)
+            return server.hub.config.at(stream).media.record_play.fits(stream)  # as it is by now
 
         handlers = recording_handlers(found_folder(server.config.media.record_folder), may_play)
         if folder is not None:

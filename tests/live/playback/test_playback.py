@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 import socket
@@ -10,16 +11,20 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from http_kit import wait_for
+from http_kit import FREE, Client, wait_for
+from loopback_kit import loopback
 from playback_kit import BEGAN_S, FIRST, Recorder, frames, is_key, packets_of
 from remux_kit import source, tags_of
 
 from flowctl.core.loop.sockets import SocketOptions
 from flowctl.flv import FlvReader
 from flowctl.live.access.request import Refusal
+from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import LiveHooks
 from flowctl.live.playback import serving
 from flowctl.live.remux.container import Mp4Form
+from flowctl.live.settings.media import MediaOptions, StreamPatterns
+from flowctl_servers.live import SERVER
 
 
 def listed(web, query="", stream="live/room"):
@@ -202,6 +207,22 @@ def test_recordings_when_settings_do_not_give_them_are_not_there(playback, folde
     web = playback(players_may_wait=False)
     for path in ("other/room", f"other/room/{FIRST}", "other/room.flv?from=2025-11-30"):
         assert web.get(f"/recordings/{path}")[0] == 404
+
+
+def test_recordings_when_settings_change_are_given_or_not_at_once(folder):
+    Recorder(folder).all(1)
+    off = MediaOptions(record_folder=folder)
+    config = LiveConfig(port=0, http=loopback(), control="off", media_here=False, admission=FREE, media=off)
+    server = SERVER.build(config)
+    server.start()
+    try:
+        (address,) = [item.address for item in server.listeners if item.name == "http"]
+        for media, status in ((off, 404), (dataclasses.replace(off, record_play=StreamPatterns(("live/*",))), 200)) * 2:
+            server.hub.configure(dataclasses.replace(config, media=media))
+            with contextlib.closing(Client(address)) as client:
+                assert client.get("/recordings/live/room")[0] == status
+    finally:
+        assert server.stop(2.0)
 
 
 def test_streams_of_an_application_of_that_name_are_played_as_before(playback, folder):
