@@ -18,13 +18,17 @@ _ONCE = ("#EXT-X-VERSION", "#EXT-X-TARGETDURATION", "#EXT-X-MEDIA-SEQUENCE", "#E
 _LEAST_PART_SHARE = 0.85
 _SLACK_S = 0.002
 """Times are written in whole milliseconds."""
-_FRAME_S = 0.025
-"""A frame of sound: where one ends a part, pictures of it end before or behind that."""
+_FRAME_S = 0.06
+"""Frames of sound and of pictures: a part, and a segment, may begin and end with either."""
+_LATE_S = 0.5
+"""What the first frame of a part, or a segment, may come behind its beginning, and the last one end behind its end."""
 _DATE_SHARE = 1 / 8
 """What the time of day may be behind the end of the segment before, as a share of it: a slow clock is followed. It may
 never be before it, or players would see time run backwards."""
 _SEAM_S = 0.005
 """A muxer knows no length of the last sample, and takes that of the one before it."""
+_ODD_SEAM_S = 0.5
+"""Longest hole of an odd stream; of pictures it is filled by the last one."""
 
 
 @dataclass
@@ -182,6 +186,7 @@ class Run:
     track: int
     begin: int
     end: int
+    last: int  # length of the last one
     size_bytes: int
     keys: list[bool]  # of the samples: whether it is a random access point
 
@@ -228,7 +233,7 @@ def _runs(traf, defaults):
                 sample[2] = first
             keys.append(not sample[2] & 0x10000)
             end, size_bytes = end + sample[0], size_bytes + sample[1]
-        yield Run(track, begin, end, size_bytes, keys)
+        yield Run(track, begin, end, sample[0], size_bytes, keys)
         begin = end
 
 
@@ -243,14 +248,18 @@ class Validator:
 
     Args:
         read: returns the octets of a file that a playlist names; raises OSError where there is none.
+        odd: its frames come at any time, so they may leave gaps; but none that a browser takes for a break.
     """
 
-    def __init__(self, read):
+    def __init__(self, read, *, odd=False):
         self._read = read
+        self._odd = odd
         self._last = None
-        self._part_s = float("inf")  # least target of parts so far
         self._files = {}  # octets by name
+        self._places = {}  # what a name is of: number and part, of segments None; it is of nothing else, ever
+        self._declared = {}  # by discontinuity: where its media begins, and how long all is that was declared since
         self._ends = {}  # where the decode times of a track go on, by discontinuity and track
+        self._shown_from = 0  # segment behind those that the first playlist, or that behind an end, had
         self._seen = set()  # numbers of segments whose parts were looked at
         self.faults = []
         self.looked_at = 0  # segments and parts whose samples were looked at
@@ -261,6 +270,8 @@ class Validator:
         except (ValueError, KeyError) as error:
             self.faults.append(f"no playlist: {error!r}")
             return None
+        if self._last is None or self._last.ended:
+            self._shown_from = listing.whole[-1].number + 1
         self._check_alone(listing)
         if self._last is not None:
             self._check_behind(self._last, listing)
@@ -293,20 +304,26 @@ class Validator:
             claim(not any(segment.parts for segment in listing.segments), "there are parts and no EXT-X-PART-INF")
             return
         hold_back_s = float(listing.control.get("PART-HOLD-BACK", 0))
-        claim(hold_back_s >= 2 * listing.part_s, f"PART-HOLD-BACK of {hold_back_s} s is less than two parts")
+        claim(
+            hold_back_s >= 3 * listing.part_s - _SLACK_S, f"PART-HOLD-BACK of {hold_back_s} s is less than three parts"
+        )
+        claim(listing.part_s <= listing.target_s, f"parts of {listing.part_s} s are longer than segments")
         claim(listing.ended or listing.hint, "there is no hint")
         claim(not (listing.ended and listing.hint), "there is a hint behind the end")
-        self._part_s = min(self._part_s, listing.part_s)  # what came before it grew is not too short
         for segment in listing.segments:
             for number, part in enumerate(segment.parts):
-                claim(part.duration_s <= listing.part_s + _SLACK_S, f"{part.name} has {part.duration_s} s")
+                claim(part.duration_s <= listing.part_s, f"{part.name} has {part.duration_s} s")
                 last = number == len(segment.parts) - 1 and (segment.name or listing.hint)
-                long = part.duration_s >= _LEAST_PART_SHARE * self._part_s - _SLACK_S
+                long = part.duration_s >= _LEAST_PART_SHARE * listing.part_s - _SLACK_S
                 claim(long or part.independent or last, f"{part.name} has {part.duration_s} s, too few")
         # Parts for three target durations from the end, each segment with all of them or none.
         behind_s = sum(part.duration_s for segment in listing.segments if not segment.name for part in segment.parts)
         for segment in reversed(listing.whole):
-            claim(segment.parts or behind_s >= 3 * listing.target_s, f"{segment.name} is listed without its parts")
+            early = segment.number < self._shown_from  # it was complete before there was a playlist
+            claim(
+                early or segment.parts or behind_s >= 3 * listing.target_s,
+                f"{segment.name} is listed without its parts",
+            )
             behind_s += segment.duration_s
         names = [part.name for segment in listing.segments for part in segment.parts]
         claim(len(set(names)) == len(names) and listing.hint not in names, "a part has the name of another one")
@@ -314,10 +331,18 @@ class Validator:
     def _check_behind(self, last, listing):
         claim = self._claim
         claim(not last.ended or listing.segments[-1].number > last.segments[-1].number, "it goes on behind its end")
-        claim(listing.target_s >= last.target_s, "the target duration went down")
+        for name, was, now in (
+            ("target duration", last.target_s, listing.target_s),
+            ("target of parts", last.part_s, listing.part_s),
+        ):
+            claim(last.ended or was == now, f"the {name} changed from {was} to {now} s")
         first, before = listing.segments[0].number, last.segments[0].number
         claim(first >= before, f"the media sequence went back from {before} to {first}")
         claim(first <= last.segments[-1].number + 1, "segments were left out")
+        kept_s = sum(segment.duration_s for segment in listing.whole)
+        left = [segment for segment in last.segments if segment.number < first]
+        enough = kept_s >= 3 * listing.target_s - _SLACK_S
+        claim(last.ended or not left or enough, f"a segment was removed, {kept_s:.3f} s are left")
         known = {segment.number: segment for segment in last.segments}
         for segment in listing.segments:
             was = known.get(segment.number)
@@ -336,6 +361,10 @@ class Validator:
 
     def _check_files(self, listing):
         for segment in listing.segments:
+            names = [(part.name, number) for number, part in enumerate(segment.parts)]
+            for name, place in (*names, *([(segment.name, None)] if segment.name else [])):
+                known = self._places.setdefault(name, (segment.number, place))
+                self._claim(known == (segment.number, place), f"{name} is of {known} and of {segment.number}, {place}")
             for part in segment.parts:
                 if part.name not in self._files:
                     self._check_media(part.name, segment, part.duration_s, independent=part.independent)
@@ -347,7 +376,7 @@ class Validator:
                 made = b"".join(self._file(part.name) for part in segment.parts)
                 self._claim(self._file(segment.name) == made, f"{segment.name} is not made of its parts")
             elif segment.number not in self._seen:
-                self._check_media(segment.name, segment, segment.duration_s, independent=True)
+                self._check_media(segment.name, segment, segment.duration_s)
 
     def _file(self, name):
         if name not in self._files:
@@ -358,7 +387,7 @@ class Validator:
                 self._files[name] = b""
         return self._files[name]
 
-    def _check_media(self, name, segment, duration_s, *, independent):
+    def _check_media(self, name, segment, duration_s, *, independent=None):
         data = self._file(name)
         if not segment.init or not data:
             return
@@ -371,16 +400,24 @@ class Validator:
         self.looked_at += 1
         ends = self._ends.setdefault(segment.discontinuity, {})
         for run in runs:
-            seam_s = (run.begin - ends.get(run.track, run.begin)) / tracks[run.track].scale
-            self._claim(abs(seam_s) <= _SEAM_S, f"{name}: track {run.track} goes on {seam_s:+.3f} s from its end")
-            ends[run.track] = run.end
+            end, last, count = ends.get(run.track, (run.begin, 0, 0))
+            seam_s, last_s = (run.begin - end) / tracks[run.track].scale, last / tracks[run.track].scale
+            most_s = _SEAM_S if not self._odd else last_s if tracks[run.track].video else _ODD_SEAM_S
+            least_s = -_SEAM_S if not self._odd else -last_s
+            close = least_s - _SLACK_S <= seam_s <= most_s + _SLACK_S
+            close = close or (self._odd and count == 1)  # how long a first picture is shown nobody knows
+            self._claim(close, f"{name}: track {run.track} goes on {seam_s:+.3f} s from its end, {last_s:.3f} s long")
+            ends[run.track] = run.end, run.last, count + len(run.keys)
         spans = [(run.begin / tracks[run.track].scale, run.end / tracks[run.track].scale) for run in runs]
-        first_s = min(begin for begin, _ in spans)
-        lengths_s = [round(end - begin, 3) for own, end in spans for begin in (own, first_s)]
-        near = min(abs(length_s - duration_s) for length_s in lengths_s) <= _FRAME_S
-        self._claim(near, f"{name} has {lengths_s} s and says {duration_s}")
+        first_s, end_s = min(begin for begin, _ in spans), max(end for _, end in spans)
+        declared = self._declared.setdefault(segment.discontinuity, [first_s, 0.0])
+        late_s = first_s - sum(declared)
+        self._claim(-_FRAME_S <= late_s < min(duration_s, _LATE_S) + _FRAME_S, f"{name} begins {late_s:+.3f} s late")
+        declared[1] += duration_s
+        long_s = end_s - sum(declared)
+        self._claim(long_s >= -_FRAME_S, f"{name} ends {long_s:+.3f} s behind its end")
         pictures = [run for run in runs if tracks[run.track].video]
-        if pictures:
+        if pictures and independent is not None:
             keys = [key for run in pictures for key in run.keys]
             self._claim(
                 any(keys) == independent, f"{name} is independent: {independent}; it has {sum(keys)} key frames"

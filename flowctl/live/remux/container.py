@@ -69,7 +69,7 @@ def fragment(
     """Return a group as a fragment.
 
     FFmpeg knows a track by what is in it. `known` is any picture of the stream, or any sound, for a group that has
-    none, and is not written. `last_ms` is how long the last picture is shown at least.
+    none, and is not written. `last_ms` is how long the last picture is shown; 0: as long as others.
     """
     data = _remuxed(headers, units, zero_ms, "mp4", {**_FRAGMENT, "fragment_index": str(number)}, known, last_ms)
     begin = next((at for kind, at, _ in _boxes(data) if kind == b"moof"), len(data))
@@ -213,7 +213,7 @@ def _copied(
             if packet.stream.type in left_out:
                 continue
             if last[1] and packet.stream.type == "video" and packet.dts == last[0]:
-                packet.duration = max(packet.duration or 0, last[1])
+                packet.duration = last[1]
             packet.dts += offset_ms  # FLV counts in ms
             packet.pts += offset_ms
             packet.stream = tracks[packet.stream.index]

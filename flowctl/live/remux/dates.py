@@ -53,10 +53,11 @@ class ProgramDates:
         self._offset.add(now - at_ms / 1000, now)
         self._came_at, self._wall_s = now, wall - now
 
-    def begin_segment(self, at_ms: int, *, apart: bool) -> tuple[float, bool]:
+    def begin_segment(self, at_ms: int, *, apart: bool, may_jump: bool = True) -> tuple[float, bool]:
         """Return the date of a segment that begins at `at_ms`, and whether it is `apart` from those before it."""
         due, date = self._due(at_ms), None if self._date is None else self._date + self._step_s
-        if date is None or apart or (abs(due - date) >= _JUMP_S and self._came_at - self._set_at >= _JUMP_EVERY_S):
+        may_jump = may_jump and self._came_at - self._set_at >= _JUMP_EVERY_S
+        if date is None or apart or (may_jump and abs(due - date) >= _JUMP_S):
             apart = apart or date is not None
             date, self._set_at = due, self._came_at
         else:

@@ -11,6 +11,11 @@ H.264 with AAC or MP3 goes into MPEG-TS, which everything plays, all else into f
 For low latency a segment is written in parts as they come: each is a file of its own, ``stream-NUMBER.COUNT.m4s``, and
 the segment, when it is complete, is all of them in one. Parts are counted on over the ends of segments, so the name of
 the next one is known ahead.
+
+No segment and no part is longer than the playlist has announced. Where no key frame comes in time a segment ends
+without one, and the next key frame begins another. Where pictures are far apart a part ends by the clock: its last
+picture is shown until the next one, which belongs to the part behind. A hole in all that comes is taken out of the
+clock, as if the publisher had stopped it: a browser does not play over a hole in the sound without a halt.
 """
 
 from __future__ import annotations
@@ -45,6 +50,12 @@ _MOST_SEGMENT_S: Final = 60.0
 _GONE_MS: Final = 10_000
 """Time in which pictures or sound that are not there are believed to come, as of FLV (`BELIEVED_S`)."""
 _MOST_BYTES: Final = 32 << 20
+_HOLE_MS: Final = 500
+"""Time without picture and sound that is taken out of the clock: where sound comes, it has some frames in it."""
+_STEP_MS: Final = 20
+"""What is left of it: a frame of sound."""
+_EARLY_S: Final = 0.1
+"""How much before its longest a segment is cut without a key frame, so that a frame is there to begin the next one."""
 _FIRST_SEGMENT_MS: Final = 10_000
 """Time of the first segment: sound may be a little earlier, and no time may be less than 0."""
 _PICTURES: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
@@ -116,7 +127,15 @@ class HlsWriter(StreamWriter):
         self._segment: HlsSegment | None = None  # what was made of the open segment
         self._bodies: list[bytes] = []  # the same, as it is written when it is complete
         self._complete = False  # it is
-        self._begin_ms: int | None = None  # where it begins, on the publisher's clock
+        self._begin_ms: int | None = None  # where it begins, on the publisher's clock less `_taken_ms`
+        self._part_ms: int | None = None  # the same of the open part
+        self._newest_ms: int | None = None  # the latest time in the open timeline
+        self._shown_ms: int | None = None  # of that, of the last picture
+        self._apart_ms = 0  # how far pictures are apart of late
+        self._slow = False  # further than a part, without sound, before that was announced
+        self._heard = False  # sound has come since the last hole
+        self._taken_ms = 0  # what was taken out of the publisher's clock
+        self._forced = False  # the open segment begins without a key frame
         self._frame_ms: dict[int, int] = {}  # length of a frame in the part before, by type
         self._decode_times = DecodeTimes()
         self._open_bytes = 0  # what of it is kept in memory
@@ -184,6 +203,8 @@ class HlsWriter(StreamWriter):
     def _end_publication(self, why: str, *, gone: bool) -> None:
         self._break()
         self._picture = None
+        if gone:
+            self._show_list()
         self._end_at = self._clock() + AWAY_S if gone else None
         if gone:
             self._state = RecorderState.WAITING
@@ -191,6 +212,7 @@ class HlsWriter(StreamWriter):
     def _finish_all(self) -> None:
         try:
             self._break()
+            self._show_list()
             if not self.goes_on:
                 self._end_list()
         finally:
@@ -205,25 +227,62 @@ class HlsWriter(StreamWriter):
             return  # it stands before what comes next
         if self._lacks_key(unit):
             return
-        unit = self._cut_where_blind(unit)
+        unit = self._cut_where_blind(self._placed(unit))
         if (unit.cut and self._due(unit.at_ms)) or self._full(unit.at_ms):
-            self._write(unit.at_ms)
+            self._write(unit.at_ms, before=unit.type_id)
+            self._forced = not unit.cut
         elif self._part_due(unit):
-            self._write(unit.at_ms, last=False)
+            self._write(unit.at_ms, before=unit.type_id, last=False)
         if self._lacks_key(unit):
             return  # what it needs was lost just now
         if unit.cut:
             self._has_key = True
             self._picture = unit if unit.type_id == TAG_VIDEO else None
         if unit.message_class is MessageClass.AUDIO:
-            self._sound = unit
+            self._sound, self._heard = unit, True
         self._dates.note_unit(unit.at_ms, self._clock(), self._wall())
         if not self._units:
             self._opening = self._timeline.headers
+        if self._part_ms is None:
+            self._part_ms = unit.at_ms
         if self._begin_ms is None:
-            self._begin_ms = unit.at_ms
+            self._begin_ms = self._part_ms
         self._units.append(unit)
         self._open_bytes += len(unit.payload) + MESSAGE_BYTES
+
+    def _placed(self, unit: Unit) -> Unit:
+        """Return a unit on the publisher's clock without its holes."""
+        unit = unit._replace(at_ms=unit.at_ms - self._taken_ms)
+        newest_ms, most_ms = self._newest_ms, self._most_ms()
+        if unit.type_id not in {TAG_VIDEO, TAG_AUDIO}:
+            return unit
+        if newest_ms is not None and self._part_ms is not None:
+            hole_ms, late_ms = unit.at_ms - newest_ms, unit.at_ms - self._part_ms - most_ms
+            if self._sound is None:
+                self._slow = self._slow or hole_ms > self._settings.part_s * 1000
+            if hole_ms > _HOLE_MS and self._heard and self._sound and newest_ms - self._sound.at_ms < _HOLE_MS:
+                unit, self._heard = self._without(unit, hole_ms - _STEP_MS), False
+            elif most_ms and late_ms >= min(most_ms, _HOLE_MS):  # no part, or segment, can hold it
+                unit = self._without(unit, late_ms)
+        self._newest_ms = unit.at_ms if newest_ms is None else max(newest_ms, unit.at_ms)
+        if unit.message_class in _PICTURES:
+            step_ms = 0 if self._shown_ms is None else unit.at_ms - self._shown_ms
+            self._apart_ms, self._shown_ms = max(step_ms, self._apart_ms - self._apart_ms // 64), unit.at_ms
+        return unit
+
+    def _without(self, unit: Unit, hole_ms: int) -> Unit:
+        self._taken_ms += hole_ms
+        return unit._replace(at_ms=unit.at_ms - hole_ms)
+
+    def _most_ms(self) -> int:
+        """Return how long the open part may be; 0: that is not known yet."""
+        playlist, part_s = self._playlist, self._settings.part_s
+        known = playlist is not None and playlist.announced
+        if part_s:
+            part_s = playlist.part_s if playlist is not None else part_s
+            # Without sound the pictures say how long a part has to be, until that is announced.
+            return int(part_s * 1000 + 1e-6) if known or self._sound is not None or not self._slow else 0
+        return int(playlist.most_s * 1000 + 1e-6) if playlist is not None and known else 0
 
     def _cut_where_blind(self, unit: Unit) -> Unit:
         """Have a segment begin with sound as well, where pictures were announced and none has come for long."""
@@ -241,21 +300,23 @@ class HlsWriter(StreamWriter):
 
     def _due(self, now_ms: int) -> bool:
         began = self._begin_ms
-        return began is not None and self._has_key and now_ms - began >= self._settings.segment_s * 1000
+        long = self._forced or (began is not None and now_ms - began >= self._settings.segment_s * 1000)
+        return began is not None and self._has_key and long
 
     def _full(self, now_ms: int) -> bool:
-        began = self._begin_ms
-        return began is not None and (self._open_bytes >= _MOST_BYTES or now_ms - began >= _MOST_SEGMENT_S * 1000)
+        began, playlist = self._begin_ms, self._playlist
+        most_s = min(_MOST_SEGMENT_S, _MOST_SEGMENT_S if playlist is None else playlist.most_s - _EARLY_S)
+        return began is not None and (self._open_bytes >= _MOST_BYTES or now_ms - began >= most_s * 1000)
 
     def _part_due(self, unit: Unit) -> bool:
         """Return whether the open part ends before `unit`: a picture, or sound where pictures are too far apart."""
-        part_ms = self._settings.part_s * 1000
-        if not (part_ms and self._units and unit.type_id in {TAG_VIDEO, TAG_AUDIO}):
+        part_ms = (self._settings.part_s if self._playlist is None else self._playlist.part_s) * 1000
+        if not (part_ms and self._units and unit.type_id in {TAG_VIDEO, TAG_AUDIO}) or self._part_ms is None:
             return False
         late = unit.type_id == TAG_AUDIO and "video" in self._timeline.codecs
         if self._picture is None and unit.cut and unit.type_id == TAG_VIDEO:
             return self._segment is not None  # which has sound alone: the first picture begins another one
-        return unit.at_ms - self._units[0].at_ms >= part_ms * (1 if late else _PART_SHARE)
+        return unit.at_ms - self._part_ms >= part_ms * (1 if late else _PART_SHARE)
 
     def _break(self) -> None:
         """End the open segment: what follows is of another timeline, or other tracks."""
@@ -264,6 +325,7 @@ class HlsWriter(StreamWriter):
         self._decode_times, self._sound, self._picture_ms = DecodeTimes(), None, None
         self._begin_apart()
         self._zero_ms = None
+        self._taken_ms, self._slow, self._heard = 0, False, False
         self._dates.restart()
 
     def _end_of(self, type_id: int) -> int:
@@ -279,15 +341,16 @@ class HlsWriter(StreamWriter):
         """Have the next segment begin behind a break, with a key frame."""
         self._has_key = False
         self._complete = True
-        self._begin_ms, self._open_bytes = None, 0
+        self._begin_ms = self._part_ms = self._newest_ms = self._shown_ms = None
+        self._forced, self._open_bytes = False, 0
         self._apart = self._playlist is not None
 
-    def _write(self, until_ms: int, *, last: bool = True) -> None:
-        """Write the open part, which ends at `until_ms` of the publisher's clock, and its segment if it is the last."""
-        units = self._units
-        begin_ms = units[0].at_ms
-        if until_ms <= begin_ms:  # the clock went back, by less than makes it another one
-            until_ms = max(unit.at_ms for unit in units) + 1
+    def _write(self, next_ms: int, *, before: int = 0, last: bool = True) -> None:
+        """Write the open part, and its segment if it is the last, `before` a message of that type at `next_ms`."""
+        units, begin_ms, most_ms = self._units, self._part_ms or 0, self._most_ms()
+        if next_ms <= begin_ms:  # the clock went back, by less than makes it another one
+            next_ms = max(begin_ms, *(unit.at_ms for unit in units)) + 1
+        until_ms = min(next_ms, begin_ms + most_ms) if most_ms else next_ms
         for type_id in {unit.type_id for unit in units}:
             times = self._times(type_id)
             if len(times) > 1 or type_id == units[0].type_id:
@@ -295,7 +358,9 @@ class HlsWriter(StreamWriter):
         if self._zero_ms is None:
             self._zero_ms = begin_ms - self._at_ms
         try:
-            self._write_part(until_ms, self._zero_ms, last=last)
+            # A browser takes a gap between pictures for a break, and what follows for lost until the next key frame.
+            least_ms = 0 if before == TAG_VIDEO else self._apart_ms
+            self._write_part(next_ms, (until_ms - begin_ms) / 1000, least_ms, self._zero_ms, last=last)
         except OSError as error:
             self._note_no_room(error)
         except ValueError as error:
@@ -303,6 +368,7 @@ class HlsWriter(StreamWriter):
         else:
             self._note_written()
             self._covered_ms += until_ms - begin_ms
+            self._part_ms = until_ms
         if self._units:
             self._lose(self._units)
             self._units = []
@@ -311,22 +377,24 @@ class HlsWriter(StreamWriter):
             self._begin_ms, self._open_bytes = None, 0
         self._at_ms = until_ms - self._zero_ms
 
-    def _write_part(self, until_ms: int, zero_ms: int, *, last: bool) -> None:
+    def _write_part(self, next_ms: int, duration_s: float, least_ms: int, zero_ms: int, *, last: bool) -> None:
         """Write the open part. Its units are gone when nothing of it can be lost any more."""
         if self._no_room_until is not None and self._clock() < self._no_room_until:
             raise OSError(0, self._why)  # looked for again later
         self._room.check(again=self._no_room_until is not None)
         playlist = self._playlist = self._playlist or self._begin_list()
-        duration_s = (until_ms - self._units[0].at_ms) / 1000
         if self._complete:
             self._close_segment(playlist)
-        init, data = self._made(until_ms, zero_ms)
+        init, data = self._made(next_ms, least_ms, zero_ms)
         if data:
             tracks = init or program_map(data)
             if tracks != self._tracks:
                 self._close_segment(playlist)
                 self._begin_tracks(playlist, init, tracks)
-                self._begin_ms = self._units[0].at_ms
+                self._begin_ms = self._part_ms
+            elif self._segment is not None and round(self._segment.duration_s + duration_s, 3) > playlist.most_s:
+                self._close_segment(playlist)
+                self._begin_ms, self._forced = self._part_ms, not self._units[0].cut
             segment = self._segment or self._begin_segment(playlist)
             if late_s := self._dates.mend():
                 segment = segment.redated(-late_s)
@@ -350,7 +418,7 @@ class HlsWriter(StreamWriter):
             self._close_segment(playlist)
         self._write_list(playlist)
 
-    def _made(self, until_ms: int, zero_ms: int) -> tuple[bytes, bytes]:
+    def _made(self, next_ms: int, least_ms: int, zero_ms: int) -> tuple[bytes, bytes]:
         """Return the open part: its initialisation, empty where it needs none, and its media, empty if it has none."""
         units = self._decode_times.applied(self._units)
         form = self._settings.form
@@ -365,7 +433,7 @@ class HlsWriter(StreamWriter):
         if form is SegmentForm.TS:
             return b"", transport(self._opening, units, zero_ms, known)
         self._fragments += 1
-        last_ms = until_ms - frames[TAG_VIDEO].at_ms if TAG_VIDEO in frames else 0
+        last_ms = max(next_ms - frames[TAG_VIDEO].at_ms, least_ms) if TAG_VIDEO in frames else 0
         return fragment(self._opening, units, zero_ms, self._fragments, known, max(last_ms, 0))
 
     def _begin_tracks(self, playlist: Playlist, init: bytes, tracks: bytes) -> None:
@@ -378,7 +446,7 @@ class HlsWriter(StreamWriter):
 
     def _begin_segment(self, playlist: Playlist) -> HlsSegment:
         name = f"{self._stem}-{playlist.next_number}.{'m4s' if self._init else 'ts'}"
-        began_at, apart = self._dates.begin_segment(self._begin_ms or 0, apart=self._apart)
+        began_at, apart = self._dates.begin_segment(self._begin_ms or 0, apart=self._apart, may_jump=not self._forced)
         return HlsSegment(name, 0.0, self._init_name, apart, began_at)
 
     def _close_segment(self, playlist: Playlist) -> None:
@@ -394,7 +462,7 @@ class HlsWriter(StreamWriter):
         self._useless += playlist.add(segment)
 
     def _write_list(self, playlist: Playlist) -> None:
-        if playlist.is_empty:
+        if playlist.is_empty or not playlist.announced:
             return  # players take one with parts alone for an error
         self._replace(self.playlist_path.name, playlist.text().encode())
         if self._useless:
@@ -403,6 +471,17 @@ class HlsWriter(StreamWriter):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(self._useless[-1], dir_fd=folder)
                     self._useless.pop()
+
+    def _show_list(self) -> None:
+        """Show the playlist as it is, though no segment was long enough."""
+        playlist = self._playlist
+        if playlist is None or playlist.announced or playlist.ended:
+            return
+        playlist.announce()
+        try:
+            self._write_list(playlist)
+        except OSError as error:
+            self._note_no_room(error)
 
     def _part_name(self) -> str:
         return f"{self._stem}-{self._first_number}.{self._parts}.m4s"
@@ -440,5 +519,6 @@ class HlsWriter(StreamWriter):
             self._close_segment(playlist)
             playlist.ended = True
             self._write_list(playlist)
+            playlist.forget_targets()
         except OSError as error:
             _log.error("the playlist could not be ended", stream=self._name, why=error.strerror or str(error))

@@ -5,6 +5,9 @@ playlist is (section 6.2.2), since players that fetched the one before may still
 
 For low latency a segment is listed by its parts as they come, and as a whole when it is complete. The name of the part
 behind the last one is there ahead, so that players can ask for it before it is made.
+
+The target durations never change while a playlist is there (section 6.2.1). So they are set by what came before it is
+shown: that is when a segment was long enough, and the distance of key frames is known.
 """
 
 from __future__ import annotations
@@ -30,6 +33,14 @@ _HOLD_BACK_PARTS: Final = 3
 """Parts that players shall be behind the newest one: what RFC 8216bis recommends (section 4.4.3.8); 2 are the least."""
 _HOLD_BACK_TARGETS: Final = 3
 """Target durations from the end in which segments are listed by their parts, too (section 6.2.2)."""
+_LEAST_TARGETS: Final = 3
+"""Target durations that are listed, if there were as many (section 6.2.2)."""
+_ROUNDED_S: Final = 0.499
+"""What a segment may be longer than the target, since its length is rounded (section 4.4.3.1)."""
+_ROOM_S: Final = 0.25
+"""Of that, what is left to the segments that come."""
+_PART_ROOM: Final = 1.1
+"""Target of parts where pictures are further apart than it, as a share of that: they may come a little late."""
 
 
 AWAY_S: Final = 10.0
@@ -60,15 +71,15 @@ class Playlist:
     """A playlist that slides. Not locked: its owner has one thread."""
 
     __slots__ = (
-        *("_discontinuities", "_listed", "_number", "_open", "_part_s", "_past", "_segments", "_target_s"),
-        *("ended", "next_part"),
+        *("_discontinuities", "_listed", "_number", "_open", "_parts_from", "_past", "_segments", "_target_s"),
+        *("_wanted", "announced", "ended", "next_part", "part_s"),
     )
 
-    def __init__(self, number: int, listed: int, target_s: float, part_s: float = 0.0) -> None:
+    def __init__(self, number: int, listed: int, segment_s: float, part_s: float = 0.0) -> None:
         self._number = number
         self._listed = listed
-        self._target_s = max(math.ceil(target_s), 1)
-        self._part_s = part_s
+        self._wanted = segment_s, part_s
+        self.forget_targets()
         self._segments: deque[HlsSegment] = deque()
         self._open: HlsSegment | None = None  # what there is of the next one
         self._past: deque[HlsSegment] = deque()  # not in the playlist any more, and still there
@@ -86,6 +97,30 @@ class Playlist:
     def is_empty(self) -> bool:
         return not self._segments
 
+    @property
+    def most_s(self) -> float:
+        """Longest duration that a segment may have."""
+        return self._target_s + _ROUNDED_S if self.announced else math.inf
+
+    def forget_targets(self) -> None:
+        """Have the targets set anew: nobody follows what was announced any more."""
+        segment_s, self.part_s = self._wanted
+        self._target_s = max(math.ceil(segment_s), 1)
+        self._parts_from = self._number  # segment whose parts are listed first
+        self.announced = False  # the targets are set; before that no playlist is shown
+
+    def announce(self) -> None:
+        """Set the targets by what there is."""
+        if self.announced:
+            return
+        self.announced = True
+        longest_s = max((part.duration_s for segment in self._segments for part in segment.parts), default=0.0)
+        if longest_s > self.part_s:
+            self.part_s = round(longest_s * _PART_ROOM, 3)
+            self._parts_from = self.next_number  # those that are there may be too short for that
+        longest_s = max((segment.duration_s for segment in self._segments), default=0.0)
+        self._target_s = max(self._target_s, math.ceil(round(longest_s - _ROOM_S, 3)), math.ceil(self.part_s))
+
     def show(self, segment: HlsSegment) -> None:
         """List the parts that there are of the segment that is added next."""
         last = self._segments[-1] if self._segments else segment
@@ -100,9 +135,14 @@ class Playlist:
         """Append a segment; return the names of files that are of no use any more."""
         self.show(segment)
         self._open = None
-        self._target_s = max(self._target_s, math.floor(round(segment.duration_s, 3) + 0.5))
         self._segments.append(segment)
+        if round(segment.duration_s, 3) >= self._wanted[0] or len(self._segments) > self._listed:
+            self.announce()
+        listed_s = sum(segment.duration_s for segment in self._segments)
         while len(self._segments) > self._listed:
+            listed_s -= self._segments[0].duration_s
+            if listed_s < _LEAST_TARGETS * self._target_s:
+                break
             self._slide()
         return self._useless()
 
@@ -117,15 +157,14 @@ class Playlist:
         segments = [*self._segments, *([] if self._open is None else [self._open])]
         version = 6 if any(segment.init for segment in segments) else 3
         lines = ["#EXTM3U", f"#EXT-X-VERSION:{version}", f"#EXT-X-TARGETDURATION:{self._target_s}"]
-        if self._part_s:  # which holds for all parts, unless pictures are further apart than that
-            part_s = max([self._part_s, *(part.duration_s for segment in segments for part in segment.parts)])
-            lines.append(f"#EXT-X-SERVER-CONTROL:PART-HOLD-BACK={_HOLD_BACK_PARTS * part_s:.3f}")
-            lines.append(f"#EXT-X-PART-INF:PART-TARGET={part_s:.3f}")
+        if self.part_s:
+            lines.append(f"#EXT-X-SERVER-CONTROL:PART-HOLD-BACK={_HOLD_BACK_PARTS * self.part_s:.3f}")
+            lines.append(f"#EXT-X-PART-INF:PART-TARGET={self.part_s:.3f}")
         lines.append(f"#EXT-X-MEDIA-SEQUENCE:{self._number}")
         if self._discontinuities:
             lines.append(f"#EXT-X-DISCONTINUITY-SEQUENCE:{self._discontinuities}")
         init, behind_s = "", sum(segment.duration_s for segment in segments)
-        for segment in segments:
+        for number, segment in enumerate(segments, self._number):
             if segment.discontinuity:
                 lines.append("#EXT-X-DISCONTINUITY")
             if segment.init != init:
@@ -135,13 +174,13 @@ class Playlist:
                 time = datetime.fromtimestamp(segment.began_at, UTC).isoformat(timespec="milliseconds")
                 lines.append(f"#EXT-X-PROGRAM-DATE-TIME:{time.replace('+00:00', 'Z')}")
             behind_s -= segment.duration_s
-            if behind_s < _HOLD_BACK_TARGETS * self._target_s:
+            if behind_s < _HOLD_BACK_TARGETS * self._target_s and number >= self._parts_from:
                 lines += map(_part_line, segment.parts)
             if segment is not self._open:
                 lines += [f"#EXTINF:{segment.duration_s:.3f},", quote(segment.name)]
         if self.ended:
             lines.append("#EXT-X-ENDLIST")
-        elif self._part_s:
+        elif self.part_s:
             lines.append(f'#EXT-X-PRELOAD-HINT:TYPE=PART,URI="{quote(self.next_part)}"')
         return "\n".join(lines) + "\n"
 

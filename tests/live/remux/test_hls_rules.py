@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import re
 from unittest.mock import Mock
 
@@ -26,14 +27,14 @@ from flowctl.wire.media.synthetic import SyntheticSource
 class Watched:
     """A writer whose playlist is validated after each message that changed it."""
 
-    def __init__(self, folder, *, room=None, **options):
+    def __init__(self, folder, *, room=None, odd=False, **options):
         self.clock = ManualClock()
         options = {"segment_s": 1.0, "listed": 4, "part_s": 0.2, "form": SegmentForm.FMP4} | options
         self.began = self.clock()
         written = HlsSettings(folder=folder, **options)
         self.writer = HlsWriter("live", "room", written, room=room, clock=self.clock, wall=self.wall)
         self.folder = folder / "live"
-        self.validator = Validator(lambda name: (self.folder / name).read_bytes())
+        self.validator = Validator(lambda name: (self.folder / name).read_bytes(), odd=odd)
         self.text = ""
         self.at_ms = 0
         self.set_by_s = 0.0  # what the time of day was set by
@@ -380,3 +381,115 @@ def test_hls_when_it_is_cut_and_cannot_be_written_holds_nothing_and_leaves_no_pa
     assert {one or other for one, other in listed} - there <= {watched.writer._playlist.next_part, "room-1000-init.mp4"}
     whole = [name for name in there if re.fullmatch(r"room-\d+\.m4s", name)]
     assert len(there) <= 4 * 2 * 7 + len(whole)  # parts of what is listed, and as many that were
+
+
+ODD_FORMS = [(SegmentForm.TS, 0.0), (SegmentForm.FMP4, 0.0), (SegmentForm.FMP4, 0.2), (SegmentForm.FMP4, 0.5)]
+
+
+def stream(seconds, **options):
+    return source(seconds, **{"fps": 25} | options)
+
+
+def frames(tags):
+    return [tag for tag in tags if tag.type_id in {TAG_AUDIO, TAG_VIDEO} and tag.payload[1:2] != b"\0"]
+
+
+def headers(tags):
+    return [tag for tag in tags if tag not in frames(tags)]
+
+
+def kinds(tags, *type_ids):
+    return [tag for tag in tags if tag.type_id in type_ids]
+
+
+def hole(at_ms, by_ms, tags=None):
+    """The clock goes on by more than a frame at once, in the middle of a group."""
+    tags = tags or stream(20)
+    return [tag._replace(timestamp=tag.timestamp + by_ms * (tag.timestamp > at_ms)) for tag in tags]
+
+
+def returned(at_ms, by_ms, **options):
+    """The encoder is killed and back, with a key frame, and the server has its clock go on."""
+    tags = stream(20, **options)
+    first = [tag for tag in tags if tag.timestamp <= at_ms]
+    return first + moved(frames(tags)[:-1], at_ms + by_ms)
+
+
+def groups(*lengths_s):
+    """Key frames by choice of the encoder."""
+    made, at_ms = headers(stream(1)), 0
+    for length_s in lengths_s:
+        made += moved(frames(stream(length_s, key_interval_s=60)), at_ms)
+        at_ms += round(length_s * 1000)
+    return made
+
+
+def chosen(seed, least_s, most_s):
+    random_ = random.Random(seed)
+    return groups(*(round(random_.uniform(least_s, most_s) * 25) / 25 for _ in range(8)))
+
+
+def uneven(seed, least_ms, most_ms, *kept, each=1):
+    """Pictures at any distance: each of them, or one of so many."""
+    random_ = random.Random(seed)
+    tags, at_ms, made = stream(30), 0, []
+    for tag in kinds(frames(tags), TAG_VIDEO)[::each]:
+        made.append(tag._replace(timestamp=at_ms))
+        at_ms += random_.randint(least_ms, most_ms)
+    made += kinds(frames(tags), *kept)
+    last_ms = min(at_ms, 25_000)
+    return headers(tags) + [tag for tag in sorted(made, key=lambda tag: tag.timestamp) if tag.timestamp < last_ms]
+
+
+def silent(tags):
+    return [tag for tag in tags if tag.type_id != TAG_AUDIO]
+
+
+ODD = {
+    "a hole of 0.6 s": lambda: hole(9300, 600),
+    "a hole of 0.6 s without sound": lambda: hole(9300, 600, silent(stream(20))),
+    "a hole of 1.5 s": lambda: hole(9300, 1500),
+    "a hole of 3 s": lambda: hole(9300, 3000),
+    "holes of all lengths": lambda: hole(5100, 250, hole(7300, 2500, hole(9700, 800, hole(13_200, 9000)))),
+    "a hole in the first segment": lambda: hole(700, 600),
+    "back within the grace": lambda: returned(9300, 2700),
+    "back with other key frames": lambda: returned(9300, 2700, key_interval_s=5.0),
+    "key frames by choice": lambda: chosen(1, 0.3, 12.0),
+    "key frames by choice, often": lambda: chosen(2, 0.3, 3.0),
+    "key frames by choice, and far apart later": lambda: groups(2, 9, 3.32, 12, 0.52, 0.52, 7),
+    "key frames each 2.4 s": lambda: stream(20, key_interval_s=2.4),
+    "key frames each 4 s": lambda: stream(24, key_interval_s=4.0),
+    "key frames each 10 s": lambda: stream(40, key_interval_s=10.0),
+    "key frames that stop": lambda: groups(1, 1, 1, 1, 20, 1, 1, 1),
+    "no key frame but the first": lambda: stream(80, key_interval_s=1000.0, fps=10),
+    "5 pictures a second": lambda: stream(20, fps=5),
+    "5 pictures a second without sound": lambda: silent(stream(20, fps=5)),
+    "pictures at 5 to 60 a second": lambda: uneven(1, 16, 200, TAG_AUDIO),
+    "pictures at 5 to 60 a second without sound": lambda: uneven(2, 16, 200),
+    "a picture each 2 s": lambda: uneven(3, 2000, 2000, TAG_AUDIO, each=25),
+    "a picture each 2 s or so": lambda: uneven(3, 1950, 2050, TAG_AUDIO, each=25),
+    "a picture each 2 s without sound": lambda: uneven(3, 2000, 2000, each=25),
+    "a picture each 2 s or so, without sound": lambda: uneven(3, 1950, 2050, each=25),
+    "a picture each 2 s, of few groups": lambda: uneven(3, 1950, 2050, TAG_AUDIO, each=9),
+    "pictures that get few": lambda: silent(stream(8)) + moved(silent(frames(stream(30, fps=1))), 8000),
+    "sound alone": lambda: kinds(stream(20), TAG_AUDIO),
+    "sound that comes late": lambda: [tag for tag in stream(20) if tag.type_id != TAG_AUDIO or tag.timestamp > 3300],
+    "a picture that comes late": lambda: [
+        tag for tag in stream(20) if tag in headers(stream(1)) or tag.type_id != TAG_VIDEO or tag.timestamp > 990
+    ],
+    "a clock that begins anew": lambda: stream(9.3) + stream(9.3),
+    "a clock that goes back a little": lambda: stream(9.3) + moved(frames(stream(9.3)), 8800),
+    "a clock that begins anew, in other headers": lambda: stream(9.3) + moved(stream(9.3), 9000),
+    "a clock that goes on by hours": lambda: stream(9.3) + moved(stream(9.3), 7_200_000),
+}
+
+
+@pytest.mark.parametrize(("form", "part_s"), ODD_FORMS)
+@pytest.mark.parametrize("name", ODD)
+def test_targets_when_a_stream_is_odd_never_change(tmp_path, name, form, part_s):
+    watched = Watched(tmp_path, segment_s=2.0, listed=6, form=form, part_s=part_s, odd=True)
+    watched.feed(ODD[name]())
+    watched.end()
+    assert watched.validator.faults == []
+    assert "#EXTINF" in watched.text
+    assert watched.writer.statistics().lost_messages == 0
