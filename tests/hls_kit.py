@@ -25,6 +25,8 @@ _LATE_S = 0.5
 _DATE_SHARE = 1 / 8
 """What the time of day may be behind the end of the segment before, as a share of it: a slow clock is followed. It may
 never be before it, or players would see time run backwards."""
+_HOLE_S = 0.9
+"""Least hole that is in the dates of an odd stream, and no discontinuity."""
 _SEAM_S = 0.005
 """A muxer knows no length of the last sample, and takes that of the one before it."""
 _ODD_SEAM_S = 0.5
@@ -289,7 +291,10 @@ class Validator:
             if segment.discontinuity == behind.discontinuity and None not in (segment.began_at, behind.began_at):
                 off_s = behind.began_at - segment.began_at - segment.duration_s
                 most_s = segment.duration_s * _DATE_SHARE + _SLACK_S
-                claim(-_SLACK_S <= off_s <= most_s, f"{behind.name} is dated {off_s:+.3f} s off the end before it")
+                hole = self._odd and off_s >= _HOLE_S  # in which nothing came
+                claim(
+                    -_SLACK_S <= off_s <= most_s or hole, f"{behind.name} is dated {off_s:+.3f} s off the end before it"
+                )
         for segment in listing.whole:
             rounded = int(segment.duration_s + 0.5)
             claim(rounded <= listing.target_s, f"{segment.name} has {segment.duration_s} s, more than the target")

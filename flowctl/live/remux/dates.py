@@ -3,7 +3,8 @@
 The date of a segment is its place on the publisher's clock, mapped. The mapping follows what came soonest of late, and
 our own clock when it is set. Behind a segment that is followed without a break a date must not be before its end, for
 players would see time run backwards, nor much later. So the mapping moves on in small steps, and where it is off by
-more it jumps, which the playlist tells as a discontinuity. It goes back by a jump alone.
+more it jumps, which the playlist tells as a discontinuity. It goes back by a jump alone. A hole that was taken out of
+the clock is in the dates, and is no discontinuity: the pictures behind it may need those before.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ _ON_SHARE: Final = 1 / 8
 _BACK_S: Final = 0.001
 """What the next one may be dated earlier: the last digit of a date. It is enough for a crystal that runs fast, by a
 ten-thousandth in segments of up to 10 s."""
-_JUMP_S: Final = 1.0
-"""What a mapping may be off: less is caught up in small steps."""
+JUMP_S: Final = 1.0
+"""What a mapping may be off: less is caught up in small steps. What it is off for holes stays: Shaka Player places
+media by its dates, and each step may cost it the pictures until the next key frame."""
 _JUMP_EVERY_S: Final = 10.0
 """Least time between two jumps: what is sent faster or slower than it plays would have one at each segment."""
 _YOUNG_S: Final = 1.0
@@ -33,7 +35,7 @@ _BURST_S: Final = 0.05
 class ProgramDates:
     """The dates of one stream. Not locked: its owner has one thread."""
 
-    __slots__ = ("_came_at", "_date", "_offset", "_place_ms", "_set_at", "_step_s", "_wall_s")
+    __slots__ = ("_came_at", "_date", "_hole", "_offset", "_place_ms", "_set_at", "_step_s", "_wall_s", "holes_s")
 
     def __init__(self) -> None:
         self._offset = LeastOffset(_WINDOW_S)  # of our clock to the publisher's
@@ -47,21 +49,35 @@ class ProgramDates:
         self._place_ms = 0  # where it begins, on the publisher's clock
         self._step_s = 0.0  # how long it is
         self._set_at = 0.0  # when the mapping was set, on our clock
+        self.holes_s = 0.0  # what dates are behind for holes, `JUMP_S` at most
+        self._hole = False  # the next segment makes up for them
 
     def note_unit(self, at_ms: int, now: float, wall: float) -> None:
         """Note that media of `at_ms` came, at `now` of a clock that is never set and at `wall`, the time of day."""
         self._offset.add(now - at_ms / 1000, now)
         self._came_at, self._wall_s = now, wall - now
 
+    def note_hole(self, hole_s: float) -> None:
+        """Note that a hole was taken out of the clock here; where they come to `JUMP_S` a segment begins."""
+        self.holes_s += hole_s
+        if self.holes_s >= JUMP_S:
+            self._offset.restart()
+            self._hole, self.holes_s = True, 0.0
+
     def begin_segment(self, at_ms: int, *, apart: bool, may_jump: bool = True) -> tuple[float, bool]:
         """Return the date of a segment that begins at `at_ms`, and whether it is `apart` from those before it."""
         due, date = self._due(at_ms), None if self._date is None else self._date + self._step_s
         may_jump = may_jump and self._came_at - self._set_at >= _JUMP_EVERY_S
-        if date is None or apart or (may_jump and abs(due - date) >= _JUMP_S):
+        off_s = 0.0 if date is None else due - date
+        off_s = max(off_s - self.holes_s, min(off_s, 0.0))
+        hole, self._hole = self._hole, False
+        if date is None or apart or (may_jump and not hole and abs(off_s) >= JUMP_S):
             apart = apart or date is not None
-            date, self._set_at = due, self._came_at
+            date, self._set_at, self.holes_s = due, self._came_at, 0.0
+        elif hole:
+            date = max(date, due)
         else:
-            date += min(max(due - date, -_BACK_S), self._step_s * _ON_SHARE)
+            date += min(max(off_s, -_BACK_S), self._step_s * _ON_SHARE)
         self._date, self._place_ms, self._step_s = date, at_ms, 0.0
         return date, apart
 

@@ -38,7 +38,7 @@ from flowctl.errors import ConfigError
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.live.remux.container import DecodeTimes, fragment, last_frames, program_map, transport
 from flowctl.live.remux.course import Unit
-from flowctl.live.remux.dates import ProgramDates
+from flowctl.live.remux.dates import JUMP_S, ProgramDates
 from flowctl.live.remux.files import PART, DiskRoom, encoded, hls_file, lock_file
 from flowctl.live.remux.intake import MESSAGE_BYTES, Intake
 from flowctl.live.remux.playlist import AWAY_S, PLAYLIST, HlsPart, HlsSegment, Playlist
@@ -134,6 +134,7 @@ class HlsWriter(StreamWriter):
         self._apart_ms = 0  # how far pictures are apart of late
         self._slow = False  # further than a part, without sound, before that was announced
         self._heard = False  # sound has come since the last hole
+        self._hole_ms = 0  # what was taken out before the unit that is being written
         self._taken_ms = 0  # what was taken out of the publisher's clock
         self._forced = False  # the open segment begins without a key frame
         self._frame_ms: dict[int, int] = {}  # length of a frame in the part before, by type
@@ -228,11 +229,15 @@ class HlsWriter(StreamWriter):
         if self._lacks_key(unit):
             return
         unit = self._cut_where_blind(self._placed(unit))
-        if (unit.cut and self._due(unit.at_ms)) or self._full(unit.at_ms):
+        hole_s = self._hole_ms / 1000
+        dated = bool(hole_s) and hole_s + self._dates.holes_s >= JUMP_S  # by the segment that begins behind it
+        if (unit.cut and self._due(unit.at_ms)) or self._full(unit.at_ms) or dated:
             self._write(unit.at_ms, before=unit.type_id)
             self._forced = not unit.cut
         elif self._part_due(unit):
             self._write(unit.at_ms, before=unit.type_id, last=False)
+        if hole_s:
+            self._dates.note_hole(hole_s)
         if self._lacks_key(unit):
             return  # what it needs was lost just now
         if unit.cut:
@@ -253,13 +258,14 @@ class HlsWriter(StreamWriter):
     def _placed(self, unit: Unit) -> Unit:
         """Return a unit on the publisher's clock without its holes."""
         unit = unit._replace(at_ms=unit.at_ms - self._taken_ms)
-        newest_ms, most_ms = self._newest_ms, self._most_ms()
+        newest_ms, self._hole_ms = self._newest_ms, 0
         if unit.type_id not in {TAG_VIDEO, TAG_AUDIO}:
             return unit
         if newest_ms is not None and self._part_ms is not None:
-            hole_ms, late_ms = unit.at_ms - newest_ms, unit.at_ms - self._part_ms - most_ms
-            if self._sound is None:
-                self._slow = self._slow or hole_ms > self._settings.part_s * 1000
+            hole_ms = unit.at_ms - newest_ms
+            self._slow = self._slow or (self._sound is None and hole_ms > self._settings.part_s * 1000)
+            most_ms = self._most_ms()
+            late_ms = unit.at_ms - self._part_ms - most_ms
             if hole_ms > _HOLE_MS and self._heard and self._sound and newest_ms - self._sound.at_ms < _HOLE_MS:
                 unit, self._heard = self._without(unit, hole_ms - _STEP_MS), False
             elif most_ms and late_ms >= min(most_ms, _HOLE_MS):  # no part, or segment, can hold it
@@ -272,6 +278,7 @@ class HlsWriter(StreamWriter):
 
     def _without(self, unit: Unit, hole_ms: int) -> Unit:
         self._taken_ms += hole_ms
+        self._hole_ms = hole_ms
         return unit._replace(at_ms=unit.at_ms - hole_ms)
 
     def _most_ms(self) -> int:

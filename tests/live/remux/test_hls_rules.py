@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import random
 import re
 from unittest.mock import Mock
@@ -12,7 +13,7 @@ import pytest
 from hls_kit import ListingReader, Segment, Validator
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from remux_kit import moved, source
+from remux_kit import moved, pictures_of, source
 
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.live.remux.files import DiskRoom
@@ -383,7 +384,7 @@ def test_hls_when_it_is_cut_and_cannot_be_written_holds_nothing_and_leaves_no_pa
     assert len(there) <= 4 * 2 * 7 + len(whole)  # parts of what is listed, and as many that were
 
 
-ODD_FORMS = [(SegmentForm.TS, 0.0), (SegmentForm.FMP4, 0.0), (SegmentForm.FMP4, 0.2), (SegmentForm.FMP4, 0.5)]
+PARTS_S = [0.0, 0.2, 0.5]
 
 
 def stream(seconds, **options):
@@ -484,12 +485,41 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize(("form", "part_s"), ODD_FORMS)
+@pytest.mark.parametrize("part_s", PARTS_S)
 @pytest.mark.parametrize("name", ODD)
-def test_targets_when_a_stream_is_odd_never_change(tmp_path, name, form, part_s):
-    watched = Watched(tmp_path, segment_s=2.0, listed=6, form=form, part_s=part_s, odd=True)
+def test_targets_when_a_stream_is_odd_never_change(tmp_path, name, part_s):
+    watched = Watched(tmp_path, segment_s=2.0, listed=6, part_s=part_s, odd=True)
     watched.feed(ODD[name]())
     watched.end()
     assert watched.validator.faults == []
     assert "#EXTINF" in watched.text
     assert watched.writer.statistics().lost_messages == 0
+
+
+@pytest.mark.parametrize("part_s", PARTS_S)
+@pytest.mark.parametrize(("by_ms", "dated"), [(600, False), (3000, True)])
+def test_hls_when_the_clock_has_a_hole_plays_on_and_dates_what_is_missing(tmp_path, part_s, by_ms, dated):
+    """No frame is lost, and none of a group has to do without those before it: there is no discontinuity."""
+    watched = Watched(tmp_path, segment_s=2.0, listed=20, part_s=part_s, odd=True)
+    tags = hole(9300, by_ms)
+    watched.feed(tags)
+    watched.end()
+    whole = ListingReader(watched.text).made.whole
+    data = b"".join((watched.folder / name).read_bytes() for name in (whole[0].init, *(item.name for item in whole)))
+    times = [time for time, _ in pictures_of(data)["video"]]
+    assert len(times) == len(kinds(frames(tags), TAG_VIDEO))
+    assert max(after - time for time, after in itertools.pairwise(times)) < 0.1
+    assert "DISCONTINUITY" not in watched.text
+    gaps_s = [after.began_at - one.began_at - one.duration_s for one, after in itertools.pairwise(whole)]
+    assert max(gaps_s) == pytest.approx(by_ms / 1000 if dated else 0, abs=0.05)
+
+
+def test_hls_when_key_frames_come_late_begins_with_each_that_comes(tmp_path):
+    watched = Watched(tmp_path, segment_s=2.0, listed=30, odd=True)
+    watched.feed(groups(2, 7, 2.4, 5, 2))
+    watched.end()
+    keys_s, begin_s = [0.0], 0.0
+    for segment in ListingReader(watched.text).made.whole:
+        begin_s += segment.duration_s
+        keys_s.append(round(begin_s, 1))
+    assert set(keys_s) >= {0.0, 2.0, 9.0, 11.4, 16.4}
