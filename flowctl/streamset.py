@@ -9,8 +9,9 @@ key frames do not meet, it goes on before any picture at which the other log's l
 A *watch* for each poll group looks at viewers that lag or are not in the largest rendition, and has their rules choose.
 Who keeps up in the largest is a member of a cohort as in any log, and is not looked at.
 
-A rendition that is removed, or has had no key frame for a while, is left at once: its viewers hear the sound of the
-nearest one, and see it from its next key frame on.
+A rendition that is removed, or has had no key frame for a while, is left at once: its viewers go on in the nearest one,
+behind the last picture that they were sent. What its group has before that is needed to decode the rest, and goes out
+in no time; a line that is too slow for it hears the sound, and sees pictures from the next key frame on.
 
 An example of ten lines is in docs/renditions.md.
 """
@@ -19,16 +20,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from flowctl.core.fanout.following import Fanouts, Follower, FollowPlace
 from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S
 from flowctl.core.flow.renditionbook import RenditionBook
 from flowctl.core.flow.renditions import ENDED, FIRST, Choice, RenditionRule
-from flowctl.core.flow.state import MessageClass
+from flowctl.core.flow.state import VIDEO_CLASSES, MessageClass
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outgoing.backlog import Item
-from flowctl.core.outgoing.splice import MOST_SOUND, Splice, apart_ms, next_sound, raise_times, splice
+from flowctl.core.outgoing.splice import (
+    MOST_SOUND,
+    MediaTimes,
+    Splice,
+    apart_ms,
+    new_headers,
+    next_sound,
+    raise_times,
+    splice,
+)
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.core.sending.contract import Hop
 from flowctl.core.sending.figures import LineLook
@@ -67,6 +77,9 @@ _CARRIED_S: Final = 3.0
 _CROSS_MS: Final = 400
 """How long before the picture that comes next the other log's key frame may be, where they do not meet: what lies
 between goes out twice."""
+_AT_ONCE_S: Final = 1.0
+"""How long a line may need for what a viewer is sent at once where its rendition has ended, else it waits for the next
+group: about as long as that is away on average."""
 _AUDIO: Final = MessageClass.AUDIO
 _KEY: Final = MessageClass.KEY
 
@@ -77,6 +90,8 @@ class _Rendition:
     fanouts: Fanouts
     sound: int  # sound messages in its log when it was put into the set, where the others had what they had
     ended_at: int | None = None  # sound messages that it had, by the count of the set, when it was removed
+    last_ms: int | None = None  # media time of its last picture then
+    waits_until: float | None = None  # until when its viewers wait for what the others have not sent yet, then
     expected: float = 0.0  # bytes per second, until they are measured; 0: nobody knows
 
     @property
@@ -92,6 +107,13 @@ class _Rendition:
         return bool(log.gop_bytes) and now - log.gop.started_at > _SILENT_GROUPS * log.gop_duration_s + _SILENT_S
 
 
+class Resumption(NamedTuple):
+    """How to go on within a group of pictures."""
+
+    way: Splice | None  # None: what comes next is not published yet
+    size_bytes: int  # that goes out at once
+
+
 class StreamSet:
     """Stream logs with one content in several sizes, each of whose viewers follows the one that fits its line.
 
@@ -103,8 +125,9 @@ class StreamSet:
             None: the time of publication tells which key frames are the same.
         at_change: says of a header of the rendition that is entered whether a viewer gets it who has had the headers of
             another; under locks, too. None: each that differs.
-        retime: returns a picture's message with another media time; under locks, too. None: viewers change over only
-            where two logs have a key frame at the same time; else anywhere.
+        shown_at: the same for when a picture is shown that is not shown at its media time. None: all are.
+        retime: returns a picture's message with another media time, and another one at which it is shown; under locks,
+            too. None: viewers change over only where two logs have a key frame at the same time; else anywhere.
         flush_interval_s: of the fan-outs that the set makes, in seconds.
     """
 
@@ -112,12 +135,15 @@ class StreamSet:
         self,
         *,
         time_of: Callable[[bytes], int] | None = None,
-        retime: Callable[[bytes, int], bytes] | None = None,
+        shown_at: Callable[[bytes], int] | None = None,
+        retime: Callable[[bytes, int, int], bytes] | None = None,
         at_change: Callable[[bytes], bool] | None = None,
         flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S,
     ) -> None:
         self._time_of = time_of
-        self._retime = retime
+        self._times = None
+        if time_of is not None and retime is not None:
+            self._times = MediaTimes(time_of, shown_at or time_of, retime)
         self._at_change = at_change
         self._flush_interval_s = flush_interval_s
         self._lock = OwnedLock()
@@ -131,6 +157,7 @@ class StreamSet:
         self._carried: dict[SetPlace, tuple[float, float | None]] = {}
         # What `cross` found last: viewers at one picture share the messages. The watches empty it, for it holds a log.
         self.crossing: tuple[tuple[object, ...], Splice | Entry | None] | None = None
+        self._resumed: tuple[tuple[object, ...], Resumption] | None = None  # what `resume` found last, likewise
 
     def put(self, name: str, log: StreamLog | Fanouts, *, expected: float = 0.0) -> None:
         """Add a rendition, or put another log in the place of one. Any thread.
@@ -154,7 +181,7 @@ class StreamSet:
             if rendition is not None and log in (rendition.log, rendition.fanouts):
                 missed = self.find_sound(rendition.heard(tail), heard - rendition.heard(tail))
                 rendition.sound = tail.counts[_AUDIO] + len(missed) - heard
-                rendition.ended_at = None
+                rendition.ended_at = rendition.last_ms = rendition.waits_until = None
             else:
                 if rendition is not None and rendition.ended_at is None:
                     self._end_locked(rendition)
@@ -177,7 +204,7 @@ class StreamSet:
                 self._end_locked(gone)
 
     def _end_locked(self, gone: _Rendition) -> None:
-        gone.ended_at = gone.heard(gone.log.tail)
+        gone.ended_at, gone.last_ms = gone.heard(gone.log.tail), self._last_ms(gone)
         gone.log.keep_keys(0)
         self._heard = max(self._heard, gone.ended_at)
         self._left[gone.name] = gone
@@ -265,6 +292,10 @@ class StreamSet:
                 }
                 self._starts = kept
 
+    def forget_ways(self) -> None:
+        """Let go of what `cross` and `resume` found, which holds logs."""
+        self.crossing = self._resumed = None
+
     def find(self, name: str) -> _Rendition | None:
         return self._renditions.get(name)
 
@@ -300,7 +331,7 @@ class StreamSet:
     def crosses(self, left: _Rendition, entered: _Rendition) -> bool:
         """Return whether to change over at any picture, for key frames have not met lately."""
         keys = entered.log.keys
-        return self._retime is not None and not any(self._twin(key, keys) for key in left.log.keys[-_LATELY:])
+        return self._times is not None and not any(self._twin(key, keys) for key in left.log.keys[-_LATELY:])
 
     def cross(
         self, picture: Entry, left: _Rendition, entered: _Rendition, shown_ms: int | None
@@ -316,8 +347,8 @@ class StreamSet:
         Returns:
             None: there is no key frame of `entered` just before. The key frame: what follows it is not published yet.
         """
-        time_of, retime = self._time_of, self._retime
-        if time_of is None or retime is None or shown_ms is None:
+        times = self._times
+        if times is None or shown_ms is None:
             return None
         asked = (left, entered, picture.sequence, shown_ms, entered.log.tail.sequence)
         crossing = self.crossing
@@ -326,9 +357,51 @@ class StreamSet:
         near = (key for key in reversed(entered.log.keys) if -_CROSS_MS <= self._apart(key, picture) <= 0)
         key = next(near, None)
         found = key and splice(picture, key, left.heard(picture) - entered.heard(key))
-        way = (found and raise_times(found, shown_ms, time_of, retime)) or key
+        way = (found and raise_times(found, shown_ms, times)) or key
         self.crossing = (asked, way)
         return way
+
+    def resume(self, place: Entry, left: _Rendition, entered: _Rendition) -> Resumption | None:
+        """Return how a viewer at `place` of a rendition that has ended goes on within a group of `entered`.
+
+        None: there is no key frame of it that is not behind what was sent last.
+        """
+        times = self._times
+        entry: Entry | None = place
+        while entry is not None and entry.message_class not in VIDEO_CLASSES:
+            entry = entry.next
+        if times is None:
+            return None
+        shown_ms = times.time_of(entry.wire) - 1 if entry is not None else self._last_ms(left)
+        if shown_ms is None:
+            return None
+        asked = (left, entered, place.sequence, shown_ms, entered.log.tail.sequence)
+        if self._resumed is not None and self._resumed[0] == asked:
+            return self._resumed[1]
+        keys = reversed(entered.log.keys)
+        key = next((key for key in keys if apart_ms(times.time_of(key.wire), shown_ms) <= _MEET_PUBLISHED_MS), None)
+        if key is None:
+            return None
+        missed = entered.heard(key) - left.heard(place)
+        missing = self.find_missing(place, left, missed)
+        found = splice(place, key, -missed) if missed < 0 else Splice((*new_headers(place, key), *missing), key)
+        way = None if found is None else raise_times(found, shown_ms, times, in_order=True)
+        resumption = Resumption(way, entered.log.tail.offset - key.offset)
+        self._resumed = (asked, resumption)
+        return resumption
+
+    def find_missing(self, place: Entry, left: _Rendition, count: int) -> tuple[Item, ...]:
+        """Return `count` sound messages from `place` on, of which the log that was left may have but a part."""
+        heard = left.heard(place)
+        missing = next_sound(place, count if left.ended_at is None else min(count, left.ended_at - heard))
+        return missing + self.find_sound(heard + len(missing), count - len(missing))
+
+    def _last_ms(self, left: _Rendition) -> int | None:
+        """Return the media time of the last picture of a rendition. None: not known."""
+        entry, last = left.log.keys[-1] if left.log.keys else None, None
+        while entry is not None:
+            last, entry = (entry if entry.message_class in VIDEO_CLASSES else last), entry.next
+        return left.last_ms if last is None or self._time_of is None else self._time_of(last.wire)
 
     def wanted(self, prefix: tuple[Item, ...]) -> tuple[Item, ...]:
         wanted = self._at_change
@@ -460,7 +533,7 @@ class SetPlace(FollowPlace):
                 sender.set_guide(None)
         elif ended:
             looks.choice = Choice(looks.choice.name, ENDED)  # it may have been chosen before, for another reason
-            self._go_on(now)
+            self._go_on(now, seen)
         elif (entered := self._set.find(looks.choice.name)) is not None:
             everywhere = self._set.crosses(rendition, entered)
             if not sender.guided or everywhere != self._everywhere:
@@ -511,25 +584,47 @@ class SetPlace(FollowPlace):
             found = self._set.cross(key, left, entered, self._shown_ms)
         return key.enqueued_at + _HOLD_S if isinstance(found, Entry) else found  # the rest is on its way
 
-    def _go_on(self, now: float) -> None:
-        """Leave a rendition that has ended, at the same sound; pictures come with the next key frame."""
+    def _go_on(self, now: float, seen: LineLook) -> None:
+        """Leave a rendition that has ended, at the same sound and behind the last picture that was sent."""
         choice, left, group = self.looks.choice, self._rendition, self.connection.group
         entered = None if choice is None else self._set.find(choice.name)
         place = self.connection.sender.account(rows=False).entry
         if entered is None or group is None or place is None:
             return
+        resumption = self._set.resume(place, left, entered)
+        if resumption is not None and self._takes_at_once(resumption.size_bytes, left, now, seen):
+            if left.waits_until is None:
+                left.waits_until = now + _HOLD_S
+            if resumption.way is None and now < left.waits_until:
+                self.looks.next_at = now + _TOGETHER_S
+                return
+        else:
+            resumption = None
+        if entered.log.ended:  # asked last: it may end meanwhile
+            return  # what is followed tells of the end
+        if resumption is not None and resumption.way is not None:
+            way, waits = resumption.way, False
+            way = way._replace(prefix=self._set.wanted(way.prefix))
+        else:
+            way, waits = self._next_group(place, left, entered), True
+        hop = self._hop(group, entered, now)
+        self.connection.sender.switch(hop._replace(start=way.start, prefix=way.prefix, wait_for_key=waits))
+
+    def _next_group(self, place: Entry, left: _Rendition, entered: _Rendition) -> Splice:
+        """Return where the same sound goes on; pictures come with the next key frame."""
         heard = left.heard(place)
         keys = self._set.starts_in(entered)
         start = next((key for key in reversed(keys) if entered.heard(key) <= heard), keys[0])
         while start.next is not None and entered.heard(start) < heard:
             start = start.next
-        if entered.log.ended:  # asked last: it may end meanwhile
-            return  # what is followed tells of the end
-        count = entered.heard(start) - heard  # published before what the other log has kept
-        missing = next_sound(place, count if left.ended_at is None else min(count, left.ended_at - heard))
-        missing += self._set.find_sound(heard + len(missing), count - len(missing))
-        hop = self._hop(group, entered, now)
-        self.connection.sender.switch(hop._replace(start=start, prefix=missing, wait_for_key=True))
+        # What was published before the other log's oldest key frame.
+        return Splice(self._set.find_missing(place, left, entered.heard(start) - heard), start)
+
+    def _takes_at_once(self, size_bytes: int, left: _Rendition, now: float, seen: LineLook) -> bool:
+        """Return whether the line takes so much before its viewer is behind by half of the target delay."""
+        evidence = self.rule.line.evidence(now) or 0.0
+        line = max(evidence, 0.0 if seen.lagging else left.log.rates.bytes_per_s)
+        return size_bytes <= line * (min(_LATE_SHARE * seen.target_s, _AT_ONCE_S) - seen.delay_s)
 
     def _hop(self, group: PollGroup, entered: _Rendition, now: float) -> Hop:
         """Note that the viewer goes on in `entered`; return the way there."""
@@ -570,7 +665,7 @@ class _Watch:
 
     def _look(self) -> None:
         self._armed = False
-        self._set.crossing = None
+        self._set.forget_ways()
         if not self._places:
             return
         now = self._group.clock()

@@ -40,7 +40,8 @@ def media_time(wire):
     return int.from_bytes(wire[2:6], "big")
 
 
-def retime(wire, at_ms):
+def retime(wire, at_ms, shown_ms):
+    assert shown_ms >= at_ms
     return frame(wire[:1], MessageClass(wire[1]), at_ms, len(wire))
 
 

@@ -8,7 +8,8 @@ that differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from flowctl.core.flow.counts import Tally
@@ -52,8 +53,7 @@ def splice(place: Entry, key: Entry, heard: int) -> Splice | None:
     Returns:
         None: what it needs is not published yet.
     """
-    known = place.gop.restart  # what is in there is not sent again: players make a new stream of some of it
-    headers = tuple((MessageClass.HEADER, wire, key.enqueued_at) for wire in key.gop.restart if wire not in known)
+    headers = new_headers(place, key)
     if abs(heard) > MOST_SOUND:
         return Splice(headers, key)
     if heard > 0:
@@ -61,6 +61,12 @@ def splice(place: Entry, key: Entry, heard: int) -> Splice | None:
         return None if behind is None else Splice((*headers, *behind.prefix), behind.start)
     missing = next_sound(place, -heard)
     return Splice((*headers, *missing), key) if len(missing) == -heard else None
+
+
+def new_headers(place: Entry, key: Entry) -> tuple[Item, ...]:
+    """Return the headers of the group of `key` that are others than those of `place`."""
+    known = place.gop.restart  # what is in there is not sent again: players make a new stream of some of it
+    return tuple((MessageClass.HEADER, wire, key.enqueued_at) for wire in key.gop.restart if wire not in known)
 
 
 def next_sound(place: Entry, count: int) -> tuple[Item, ...]:
@@ -89,17 +95,35 @@ def _without_sound(key: Entry, count: int) -> Splice | None:
     return Splice(tuple(items), entry)
 
 
-def raise_times(
-    found: Splice, shown_ms: int, time_of: Callable[[bytes], int], retime: Callable[[bytes, int], bytes]
-) -> Splice | None:
+class MediaTimes(NamedTuple):
+    """How the times of a picture's message are read and written, in ms: when it is decoded, and when it is shown."""
+
+    time_of: Callable[[bytes], int]
+    shown_at: Callable[[bytes], int]
+    retime: Callable[[bytes, int, int], bytes]
+
+
+def raise_times(found: Splice, sent_ms: int, times: MediaTimes, *, in_order: bool = False) -> Splice | None:
     """Let pictures come after the last one that was sent: those that are not later than it, a millisecond apart.
 
     They are needed to decode what follows, and a player shows them in no time.
 
+    Args:
+        found: begins with a key frame.
+        sent_ms: when the last picture was decoded that was sent.
+        times: of the messages.
+        in_order: also show them after it, which may be shown later than pictures behind it are decoded.
+
     Returns:
         None: what is later is not published yet.
     """
-    last_ms = shown_ms
+    passed = list(takewhile(lambda wire: apart_ms(times.time_of(wire), sent_ms) <= 0, _pictures(found)))
+    if not passed:
+        return found
+    first_ms = apart_ms(times.shown_at(passed[0]), sent_ms)
+    step_ms = max(-apart_ms(times.time_of(passed[0]), sent_ms) // len(passed), 1)
+    ahead_ms = max(apart_ms(times.shown_at(wire), times.time_of(wire)) for wire in passed) if in_order else 0
+    last_ms = 0
     items: list[Item] = []
     waiting, entry = iter(found.prefix), found.start
     while True:
@@ -111,18 +135,27 @@ def raise_times(
             item = (entry.message_class, entry.wire, entry.enqueued_at)
         message_class, wire, since = item
         if message_class in VIDEO_CLASSES:
-            own_ms = time_of(wire)
-            if apart_ms(own_ms, last_ms) > 0:
-                if from_log:
-                    return Splice(tuple(items), entry)
-                last_ms = own_ms
-            else:
-                last_ms += 1
-                wire = retime(wire, last_ms % _WRAP_MS)
+            own_ms, shown_ms = (apart_ms(at, sent_ms) for at in (times.time_of(wire), times.shown_at(wire)))
+            least_ms = ahead_ms + 1 + (shown_ms - first_ms) // step_ms
+            if from_log and own_ms > max(last_ms, least_ms):  # so is what follows, which is shown when it is decoded
+                return Splice(tuple(items), entry)
+            last_ms = max(own_ms, last_ms + 1)
+            if last_ms != own_ms or shown_ms < least_ms:
+                raised_ms = max(shown_ms, least_ms, last_ms)
+                wire = times.retime(wire, (sent_ms + last_ms) % _WRAP_MS, (sent_ms + raised_ms) % _WRAP_MS)
         if not from_log or message_class is MessageClass.KEY or not entry.leading:
             items.append((message_class, wire, since))
         if from_log and entry.next is not None:
             entry = entry.next
+
+
+def _pictures(found: Splice) -> Iterator[bytes]:
+    yield from (wire for message_class, wire, _ in found.prefix if message_class in VIDEO_CLASSES)
+    entry = found.start
+    while entry.next is not None:
+        if entry.message_class in VIDEO_CLASSES:
+            yield entry.wire
+        entry = entry.next
 
 
 def go_on_in(
@@ -142,9 +175,8 @@ def go_on_in(
         extra.subtract(MessageClass.HEADER, len(wire))
     if copies:
         superseded = Tally()
-        # Before a key frame there is none; else sound among them comes before `start`, and is still to be sent.
-        kept = (MessageClass.CONTROL, _AUDIO) if wait_for_key else (MessageClass.CONTROL,)
-        copies.drop(lambda item: item[0] not in kept, superseded)
+        # Sound among them comes before `start`, and is still to be sent.
+        copies.drop(lambda item: item[0] not in {MessageClass.CONTROL, _AUDIO}, superseded)
         extra.subtract_figures(superseded)
         cursor.copies = copies or NO_MESSAGES
     account.count_from(start, passed)

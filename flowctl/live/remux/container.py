@@ -22,6 +22,7 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.flv import TAG_SCRIPT, TAG_VIDEO
 from flowctl.live.remux.course import Unit
 from flowctl.live.remux.flvform import MP4, flv_of
+from flowctl.wire.rtmp.media.composition import is_composed, with_composition
 from flowctl.wire.rtmp.media.media import MediaInfo, inspect
 
 _MARGIN_MS: Final = 60_000
@@ -46,11 +47,6 @@ _LARGE_ONES: Final = threading.Lock()
 _BOX_HEADER_BYTES: Final = 8
 _FRAMES: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE, MessageClass.AUDIO})
 _MOST_EARLY_MS: Final = 10_000
-_LATEST_MS: Final = 0x7FFFFF  # that FLV can say
-_COMPOSED: Final = frozenset({"avc1", "hvc1", "vvc1"})  # in Enhanced RTMP: those whose pictures have such a time
-_CODED: Final = 1
-_CODED_X: Final = 3
-"""Packet types of Enhanced RTMP: a picture with its composition time, and one without, whose composition time is 0."""
 
 
 class Fragment(NamedTuple):
@@ -156,33 +152,20 @@ class DecodeTimes:
         for unit, info in zip(units, infos, strict=True):
             if unit.message_class in _FRAMES and not info.multitrack:
                 room_ms = unit.at_ms - self._last_ms.get(unit.type_id, -_MARGIN_MS) - 1
-                by_ms = min(self._early_ms, room_ms) if _is_composed(unit, info) else min(room_ms, 0)
+                by_ms = min(self._early_ms, room_ms) if is_composed(unit.payload, info) else min(room_ms, 0)
                 unit = _earlier(unit, info, by_ms) if by_ms else unit  # noqa: PLW2901 - the same frame
                 self._last_ms[unit.type_id] = unit.at_ms
             made.append(unit)
         return made
 
 
-def _is_composed(unit: Unit, info: MediaInfo) -> bool:
-    """Return whether a frame says when it is shown."""
-    if unit.type_id != TAG_VIDEO or info.packet != "coded":
-        return False
-    return info.codec in _COMPOSED if unit.payload[0] & 0x80 else info.composition_ms is not None
-
-
 def _earlier(unit: Unit, info: MediaInfo, by_ms: int) -> Unit:
     """Return a frame that is decoded earlier, or later for a negative `by_ms`, and shown at its time where it can."""
     payload, at_ms = unit.payload, unit.at_ms - by_ms
-    if not _is_composed(unit, info):
-        return _with(unit, at_ms, payload)
-    time = min(max((info.composition_ms or 0) + by_ms, 0), _LATEST_MS).to_bytes(3, "big")
-    if not payload[0] & 0x80:
-        return _with(unit, at_ms, payload[:2] + time + payload[5:])
-    if payload[0] & 15 == _CODED:
-        return _with(unit, at_ms, payload[:5] + time + payload[8:])
-    if payload[0] & 15 == _CODED_X:
-        return _with(unit, at_ms, bytes((payload[0] & 0xF0 | _CODED,)) + payload[1:5] + time + payload[5:])
-    return unit
+    if is_composed(payload, info):
+        composed = with_composition(payload, info, (info.composition_ms or 0) + by_ms)
+        return unit if composed is None else _with(unit, at_ms, composed)
+    return _with(unit, at_ms, payload)
 
 
 def _with(unit: Unit, at_ms: int, payload: bytes) -> Unit:

@@ -39,6 +39,7 @@ from flowctl.live.renditions.sound import CommonSound, Sound
 from flowctl.live.settings.renditions import MOST_RENDITIONS
 from flowctl.live.stream import CLOCKED, GIVEN_WIRES, Stream
 from flowctl.streamset import StreamSet
+from flowctl.wire.rtmp.media.composition import with_composition
 from flowctl.wire.rtmp.media.media import MediaInfo
 from flowctl.wire.rtmp.media.parameters import with_parameter_sets
 from flowctl.wire.rtmp.media.size import read_size
@@ -54,7 +55,6 @@ _LEAST_MOVED_S: Final = 1.0
 """Shortest time between two lines on the clock of a member: publishers may have it jump with each message."""
 _ALONE_S: Final = 2.0
 """Time with sound and without a picture after which a set is one of sound alone: its viewers follow the face."""
-_ENHANCED: Final = 0x80
 SOURCE: Final = "source"
 """Name of a publication itself in the set that it makes with the steps of a ladder."""
 _KEYS: Final = 32
@@ -332,8 +332,7 @@ class RenditionSet:
                 rendition.behind_ms = next((ms for at, ms in self._shown if at == shown), rendition.behind_ms)
         if not rendition.expected or not rendition.behind_ms:
             return timestamp, payload
-        if info.message_class in VIDEO_CLASSES and info.codec == "avc1" and payload[0] < _ENHANCED:
-            payload = payload[:2] + (ahead_ms + rendition.behind_ms).to_bytes(3) + payload[5:]
+        payload = with_composition(payload, info, ahead_ms + rendition.behind_ms) or payload
         return (timestamp - rendition.behind_ms) & CLOCK_MASK, payload
 
     def _time_locked(self, rendition: Rendition, timestamp: int, info: MediaInfo, now: float) -> int | None:
@@ -465,7 +464,9 @@ class RenditionSet:
         stream_set = item.by_codec.get(rendition.codec)
         if stream_set is None:
             form = item.wire_format  # at a change players make another stream of metadata
-            stream_set = StreamSet(time_of=form.time_of, retime=form.retime, at_change=form.is_media)
+            stream_set = StreamSet(
+                time_of=form.time_of, shown_at=form.shown_at, retime=form.retime, at_change=form.is_media
+            )
             stream_set.begins_in = SOURCE if self.ladder else ""
             item.by_codec[rendition.codec] = stream_set
         stream_set.put(rendition.name, item.wires[rendition].fanouts, expected=rendition.expected)

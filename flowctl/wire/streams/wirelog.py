@@ -20,7 +20,9 @@ from flowctl.core.outgoing.streamlog import CacheLimits, StreamLog
 from flowctl.errors import LimitExceededError
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.chunk.writer import deserialise, serialise
-from flowctl.wire.rtmp.wire import EXTENDED, TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
+from flowctl.wire.rtmp.media.composition import with_composition
+from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.wire import CLOCK_MASK, EXTENDED, TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO, signed_difference
 
 _CSID: Final = {TYPE_AUDIO: 4, TYPE_VIDEO: 6}
 _DATA_CSID: Final = 7
@@ -96,10 +98,17 @@ class WireFormat(Protocol):
         """Return the timestamp of what `serialise` returned."""
         return self.deserialise(wire)[1]
 
-    def retime(self, wire: bytes, timestamp: int) -> bytes:
-        """Return what `serialise` returned with another timestamp."""
+    def shown_at(self, wire: bytes) -> int:
+        """Return when a picture is shown that `serialise` returned, on the clock of its timestamp."""
+        type_id, timestamp, payload = self.deserialise(wire)
+        return timestamp + (inspect(type_id, payload).composition_ms or 0)
+
+    def retime(self, wire: bytes, timestamp: int, shown_ms: int) -> bytes:
+        """Return a picture that `serialise` returned with another timestamp, shown at another time where it says so."""
         type_id, _, payload = self.deserialise(wire)
-        return self.serialise(type_id, timestamp, payload)
+        ahead_ms = signed_difference(shown_ms & CLOCK_MASK, timestamp)
+        composed = with_composition(payload, inspect(type_id, payload), ahead_ms)
+        return self.serialise(type_id, timestamp, composed or payload)
 
     def is_media(self, wire: bytes) -> bool:
         """Return whether what `serialise` returned is sound or picture, or a header of these, and no metadata."""

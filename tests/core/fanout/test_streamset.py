@@ -16,7 +16,7 @@ from flowctl.core.flow.limits import NO_LIMITS
 from flowctl.core.flow.policy import KeepAll
 from flowctl.core.flow.renditions import FIRST, LineMeter
 from flowctl.core.flow.state import SendState
-from flowctl.core.outgoing.splice import raise_times, splice
+from flowctl.core.outgoing.splice import MediaTimes, Splice, raise_times, splice
 from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import LocalProtocolError
@@ -191,6 +191,65 @@ def test_viewer_when_its_rendition_is_removed_goes_on_at_once(show):
     assert gapless(sound_times(one), 20)
 
 
+@pytest.mark.parametrize("into_s", [0.1, 1.0, 1.7])
+@pytest.mark.parametrize("late_s", [0.0, 0.3])
+@pytest.mark.parametrize("first", [0, 13])
+def test_viewer_when_its_rendition_is_removed_misses_no_picture(first, late_s, into_s):
+    """The other one's group is cached: what that has up to the last picture that was sent goes out at once."""
+    show = Show((("180", 20_000), ("360", 60_000), ("720", 150_000)), retime=retime)
+    show.groups["360"] = (2 * PICTURES_PER_S, first)
+    show.late_s["360"] = late_s
+    show.run(5.0)
+    one = show.join()
+    choose(one, "720")
+    show.run(6.0 + into_s)
+    assert one.place.rendition == "720"
+    show.remove("720")
+    show.run(3.0)
+    assert one.place.rendition == "360"
+    times = picture_times(one)
+    assert times == sorted(set(times))
+    assert max(after - before for before, after in pairwise(times)) <= 80
+    assert gapless(sound_times(one), 20)
+
+
+def test_viewer_when_its_rendition_is_removed_and_its_line_is_slow_waits_for_the_next_group(monkeypatch):
+    """What the group has by then would keep it behind for longer than it waits."""
+    show = Show((("360", 60_000), ("720", 150_000)), retime=retime)
+    show.run(5.0)
+    one = show.join()
+    choose(one, "360")
+    monkeypatch.setattr(LineMeter, "evidence", lambda self, now: None)
+    show.run(2.2)
+    last_ms = (show.pictures["360"] - 1) * 40
+    show.remove("360")
+    show.run(0.5)
+    assert one.place.rendition == "720"
+    assert picture_times(one)[-1] == last_ms
+    show.run(2.0)
+    assert next(at for at in picture_times(one) if at > last_ms) == 8000
+    assert gapless(sound_times(one), 20)
+
+
+def test_viewer_that_is_behind_when_its_rendition_is_removed_goes_on_where_it_is():
+    show = Show((("360", 60_000), ("720", 150_000)), retime=retime)
+    show.run(5.0)
+    one = show.join(policy=KeepAll(), limits=NO_LIMITS)
+    choose(one, "720")
+    show.run(3.5)
+    one.viewer.give(0)
+    show.run(0.4)
+    show.remove("720")
+    show.run(0.3)
+    assert one.place.rendition == "360"
+    one.viewer.give(None)
+    show.run(3.0)
+    times = picture_times(one)
+    assert times == sorted(set(times))
+    assert max(after - before for before, after in pairwise(times)) <= 80
+    assert gapless(sound_times(one), 20)
+
+
 def test_viewer_when_its_rendition_is_removed_on_the_way_to_another_says_why_it_left(show):
     one = show.join()
     choose(one, "")
@@ -320,10 +379,41 @@ def test_pictures_whose_times_are_raised_are_none_that_refer_to_a_group_before()
     entered.keep_keys(8.0)
     grow(left, "KIIIII")
     grow(entered, "KLISIII")
-    found = raise_times(splice(left.cached, entered.keys[0], 0), 90, media_time, retime)
+    found = raise_times(splice(left.cached, entered.keys[0], 0), 90, MediaTimes(media_time, media_time, retime))
     assert [item for item, _, _ in found.prefix] == [KEY, INTER, AUDIO]
     assert [media_time(wire) > 90 for item, wire, _ in found.prefix if item is not AUDIO] == [True, True]
     assert found.start.sequence == 4
+
+
+def test_pictures_whose_times_are_raised_are_shown_in_order_behind_what_is_still_to_be_shown():
+    """In the order of H.264 with two B-frames: the last picture that was sent is shown 120 ms after it was decoded."""
+    log = StreamLog("360")
+    log.keep_keys(8.0)
+    ahead_ms = [80, 120, 0, 0, 120, 0, 0] * 5
+
+    def shown_at(wire):
+        return times[wire] if wire in times else media_time(wire) + ahead_ms[media_time(wire) // 40]
+
+    def put(wire, at_ms, shown_ms):
+        made = retime(wire, at_ms, shown_ms)
+        times[made] = shown_ms
+        return made
+
+    times = {}
+    grow(log, "K" + "I" * 34)
+    sent_ms = 400
+    found = raise_times(Splice((), log.keys[0]), sent_ms, MediaTimes(media_time, shown_at, put), in_order=True)
+    decoded = [media_time(wire) for _, wire, _ in found.prefix]
+    assert decoded == sorted(set(decoded))
+    assert decoded[0] == sent_ms + 1
+    own = [number * 40 + ahead for number, ahead in enumerate(ahead_ms)][: len(decoded)]
+    shown = [shown_at(wire) for _, wire, _ in found.prefix]
+    assert all(after >= before for before, after in zip(decoded, shown, strict=True))
+    in_order = [at for _, at in sorted(zip(own, shown, strict=True))]
+    assert in_order == sorted(in_order)
+    assert in_order[0] > sent_ms + 120
+    assert media_time(found.start.wire) > in_order[-1] - 120
+    assert found.start.sequence < 20
 
 
 def test_key_frames_that_do_not_meet_are_compared_with_few():

@@ -176,7 +176,7 @@ def test_formats_when_read_back_give_what_was_put_in(wire_format, size):
         wire = wire_format.serialise(*message)
         assert wire_format.deserialise(wire) == message
         assert wire_format.time_of(wire) == timestamp
-        assert wire_format.deserialise(wire_format.retime(wire, 7)) == (TYPE_VIDEO, 7, message[2])
+        assert wire_format.deserialise(wire_format.retime(wire, 7, 7)) == (TYPE_VIDEO, 7, message[2])
         assert wire_format.is_media(wire)
         assert not wire_format.is_media(wire_format.serialise(TYPE_DATA_AMF0, timestamp, message[2]))
 

@@ -228,6 +228,32 @@ def test_member_when_its_publisher_is_back_goes_on_in_the_set(world, grace):
     assert [at for _, at, _ in sounds(viewer)] == [str(at) for at in range(40, world.at, 40)]
 
 
+@pytest.mark.parametrize("grace", [True, False])
+def test_viewer_when_the_publisher_of_its_rendition_goes_sees_the_next_picture_of_another(world, monkeypatch, grace):
+    """Of the group that is cached there, what came before goes out with times just behind the last one."""
+    world.all_members()
+    world.send(100, every=50)
+    viewer = world.player("live/show")
+    choose(monkeypatch, "720")
+    world.send(80, every=50)
+    assert pictures(viewer)[-1][0] == "_720"
+    gone_ms = world.at - 40
+    monkeypatch.undo()
+    member = world.members.pop("_720")
+    member.vanish() if grace else delete(member)
+    world.send(20, every=50)
+    seen = [(suffix, at) for suffix, at, _ in pictures(viewer)]
+    times = [timestamp for *_, timestamp in pictures(viewer)]
+    last = seen.index(("_720", gone_ms))
+    other = seen[last + 1][0]
+    assert seen[last + 1 :] == [(other, at) for at in range(6000, world.at, 40)]
+    assert times == sorted(set(times))
+    assert times[last + 1 : last + 4] == [times[last] + 1, times[last] + 2, times[last] + 3]
+    assert times[-1] == world.at - 40
+    heard = [int(at) for _, at, _ in sounds(viewer)]
+    assert heard == list(range(heard[0], world.at, 40))
+
+
 def test_pause_when_in_a_set_leaves_it_and_comes_back(world):
     world.all_members()
     viewer = world.player("live/show")
