@@ -55,6 +55,13 @@ _LEAST_MOVED_S: Final = 1.0
 """Shortest time between two lines on the clock of a member: publishers may have it jump with each message."""
 _ALONE_S: Final = 2.0
 """Time with sound and without a picture after which a set is one of sound alone: its viewers follow the face."""
+_GATHER_S: Final = 0.5
+"""How long viewers that wait for a set wait for its smallest member once another is there: the outputs of one encoder
+begin within that, in any order, and a slow line would have the largest for a group or two."""
+_MEASURE_S: Final = 2.0
+"""The same where it is published: its clock is being measured, up to a key frame."""
+_SPARE_S: Final = 0.05
+"""Time behind that at which they look again: timers may be a little early."""
 SOURCE: Final = "source"
 """Name of a publication itself in the set that it makes with the steps of a ladder."""
 _KEYS: Final = 32
@@ -140,7 +147,9 @@ class RenditionSet:
     Args:
         name: of the face.
         config: gives that of the face.
-        changed: told, on any thread and under locks, that viewers may have to find a place anew; must not call back.
+        changed: told, on any thread and under locks, that viewers may have to find a place anew, and how many seconds
+            later; must not call back.
+        smallest: rank of the smallest member that there may be. None: not known.
         of_tracks: whether it is made of the tracks of a publication, which is the face itself.
         ladder: whether it is that publication and steps that are made of it here.
     """
@@ -149,8 +158,9 @@ class RenditionSet:
         self,
         name: str,
         config: Callable[[], LiveConfig],
-        changed: Callable[[RenditionSet], None],
+        changed: Callable[[RenditionSet, float], None],
         *,
+        smallest: int | None = None,
         of_tracks: bool,
         ladder: bool = False,
     ) -> None:
@@ -166,6 +176,8 @@ class RenditionSet:
         self.untold = False  # whether viewers have still to be told of the last change, and when they were last
         self.told_at = float("-inf")
         self._changed: Final = changed
+        self._smallest: Final = smallest
+        self._began_at: float | None = None  # when the first one joined; guarded by _lock
         self._lock = OwnedLock()
         self._config: Final = config
         self._ended = False  # guarded by _lock
@@ -376,7 +388,7 @@ class RenditionSet:
         alone = now - self._first_sound_at > _ALONE_S and not any(item.joined for item in self._renditions)
         if alone is not self._sound_alone:
             self._sound_alone = alone
-            self._changed(self)
+            self._changed(self, 0.0)
         for sound in sounds:
             self._publish_all_locked(TYPE_AUDIO, sound.timestamp, sound.payload, sound.info, now)
 
@@ -446,7 +458,11 @@ class RenditionSet:
         for item in self._formats.values():
             self._put_locked(item, rendition)
         _log.info("rendition joined", stream=self.name, rendition=rendition.name, codec=codec)
-        self._changed(self)
+        if self._began_at is None:
+            self._began_at = now
+            for wait_s in (_GATHER_S, _MEASURE_S) if self._smallest is not None else ():
+                self._changed(self, wait_s + _SPARE_S)
+        self._changed(self, 0.0)
 
     def _part_locked(self, rendition: Rendition) -> None:
         self._lock.assert_owned()
@@ -457,7 +473,7 @@ class RenditionSet:
             if last:  # publishers may invent codecs
                 del item.by_codec[rendition.codec]
         _log.info("rendition left", stream=self.name, rendition=rendition.name)
-        self._changed(self)
+        self._changed(self, 0.0)
 
     def _put_locked(self, item: _Format, rendition: Rendition) -> None:
         self._lock.assert_owned()
@@ -499,7 +515,12 @@ class RenditionSet:
         with self._lock:
             codecs = Counter(item.codec for item in self._renditions if item.joined)
             wanted = None if track is None else self._find_locked(f"track{track}")
-            if self._ended or not codecs or (track is not None and (wanted is None or not wanted.joined)):
+            if (
+                self._ended
+                or not codecs
+                or self._gathers_locked(connection.now())
+                or (track is not None and (wanted is None or not wanted.joined))
+            ):
                 return None
             item = self._format_locked(wire_format)
             item.viewers += 1
@@ -519,6 +540,14 @@ class RenditionSet:
                 return None
             raise
         return Seat(self, place, item, wanted, codec)
+
+    def _gathers_locked(self, now: float) -> bool:
+        """Return whether viewers still wait for the smallest member, which may have begun with the others."""
+        self._lock.assert_owned()
+        if self._smallest is None or self._began_at is None or now - self._began_at >= _MEASURE_S:
+            return False
+        found = [item.joined for item in self._renditions if item.rank == self._smallest]
+        return not any(found) and (bool(found) or now - self._began_at < _GATHER_S)
 
     def begin_format(self, wire_format: WireFormat) -> Callable[[], None]:
         """Make logs in a format for a viewer to come, who begins `since` now; what is returned gives them up."""

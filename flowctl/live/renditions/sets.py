@@ -89,15 +89,24 @@ class RenditionSets:
         renditions = self._make(face.name, of_tracks=True)
         renditions.show(face)
         self._by_name[face.name] = renditions
-        self._changed(renditions)
+        self._changed(renditions, 0.0)
         return TrackFeed(renditions)
 
-    def _make(self, name: str, *, of_tracks: bool, ladder: bool = False) -> RenditionSet:
-        return RenditionSet(name, lambda: self._config().at(name), self._changed, of_tracks=of_tracks, ladder=ladder)
+    def _make(self, name: str, *, of_tracks: bool, ladder: bool = False, smallest: int | None = None) -> RenditionSet:
+        return RenditionSet(
+            name,
+            lambda: self._config().at(name),
+            self._changed,
+            smallest=smallest,
+            of_tracks=of_tracks,
+            ladder=ladder,
+        )
 
-    def _changed(self, renditions: RenditionSet) -> None:
+    def _changed(self, renditions: RenditionSet, after_s: float) -> None:
         """Tell the viewers of a set soon, but not each time where that is often. Any thread, under locks of streams."""
-        if not renditions.untold:
+        if after_s:
+            self._call_later(after_s, self._changed, renditions, 0.0)
+        elif not renditions.untold:
             renditions.untold = True
             wait_s = renditions.told_at + _TELL_S - self._clock()
             self._call_later(max(0.0, wait_s), self._tell_viewers, renditions)
@@ -196,11 +205,12 @@ class RenditionSets:
             self._by_name[stream.name] = renditions
             if rendition is not None:
                 stream.set_feed(MemberFeed(renditions, rendition), now)
-            self._changed(renditions)
+            self._changed(renditions, 0.0)
 
     def _begin(self, name: str, first: Stream) -> RenditionSet | None:
         """Publish a set under its name. None: somebody publishes there, and has the name."""
-        renditions = self._make(name, of_tracks=False)
+        suffixes = self._config().at(first.name).renditions.suffixes
+        renditions = self._make(name, of_tracks=False, smallest=len(suffixes) - 1)
         renditions.on_replaced = partial(self._do, partial(self._replaced, renditions))
         try:
             face = self._publish(name, renditions, first)
@@ -247,4 +257,4 @@ class RenditionSets:
         if self._by_name.get(renditions.name) is renditions:
             del self._by_name[renditions.name]
         renditions.end()
-        self._changed(renditions)
+        self._changed(renditions, 0.0)

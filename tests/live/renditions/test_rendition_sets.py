@@ -51,6 +51,31 @@ def test_player_when_it_waits_gets_the_set_from_its_first_picture_and_is_told_on
     assert viewer.connection.place is not None
 
 
+def test_player_when_it_waits_and_the_largest_is_published_first_begins_in_the_smallest(world):
+    """Outputs of one encoder begin within half a second: until then nothing is chosen, and no picture is lost by it."""
+    viewer = world.player("live/show")
+    world.all_members()
+    for count in (1, 2, 3):
+        world.send(3, every=1, members=SUFFIXES[:count])
+    world.send(20, every=1)
+    seen = [(suffix, at) for suffix, at, _ in pictures(viewer)]
+    assert seen == [("_360", at) for at in range(seen[0][1], world.at, 40)]
+    assert seen[0][1] <= 360  # 0.25 s is the shortest time between two words to all viewers
+
+
+def test_player_when_the_smallest_is_not_published_begins_in_another_half_a_second_later(world):
+    viewer = world.player("live/show")
+    world.member("_1080")
+    world.send(10, every=50)
+    assert pictures(viewer) == []
+    assert viewer.connection.place is None
+    world.send(5, every=50)
+    late = world.player("live/show")
+    world.send(5, every=50)
+    for player in (viewer, late):
+        assert [(suffix, at) for suffix, at, _ in pictures(player)] == [("_1080", at) for at in range(0, world.at, 40)]
+
+
 def test_set_when_its_last_member_has_gone_ends_and_goes_on_when_one_is_back(world):
     world.all_members()
     viewer = world.player("live/show")
