@@ -155,6 +155,15 @@ class AccessGate:
         asked = [request] if missed is None else [missed, request]
         return _ask_each(Question(answer), (step for item in asked for step in self._steps(item)))
 
+    def ask_face(self, request: LiveRequest, answer: _Answer) -> Question | Refusal | None:
+        """Ask whether who publishes a rendition may publish the set, too, as `ask` does."""
+        if not request.face or self.passes.source(request) is not None:
+            return None
+        face, hooks = request.of_face(), self.hooks
+        if self.access(face).open_to_all("publish") and not (hooks is not None and hooks.decides["publish"]):
+            return self.check(face)  # some networks may be denied
+        return self.ask(face, answer)
+
     def _steps(self, request: LiveRequest) -> Iterator[_Step]:
         """Yield the steps of the decision in order: each must allow the request."""
         yield lambda answer: self._refresh_files(request, answer)
@@ -235,6 +244,11 @@ class AccessGate:
             self.note_close(request, sent_bytes, received_bytes)
         else:
             self._tell(self.access(request), request)
+
+    def note_face_end(self, request: LiveRequest) -> None:
+        """Tell the HTTP hooks that what was allowed by `ask_face` is over."""
+        if request.face and self.passes.source(request) is None:
+            self._tell(self.access(request.of_face()), request.of_face())
 
     def note_close(self, request: LiveRequest, sent_bytes: int, received_bytes: int) -> None:
         """Tell the HTTP hooks how much went over the connection of `request`: to connect, or to play over HTTP."""

@@ -136,6 +136,8 @@ class Hub:
         self._copies: set[Publisher] = set()  # publishers of other servers' streams; guarded by _lock
         # publishers of what is made of other streams, and whose these are; guarded by _lock
         self._composed: dict[Publisher, Owner] = {}
+        # publishers that may not publish the set of which a stream of theirs would be a member; guarded by _lock
+        self._alone: set[tuple[Publisher, str]] = set()
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
         self.gate: Final = AccessGate(lambda: self.config)  # decides who may connect, publish and play
         self.visits: Final = Visits(self.gate, clock, call_later)  # plays that are fetched file by file
@@ -147,6 +149,7 @@ class Hub:
             clock,
             self.streams,
             may_join=self._may_join,
+            is_alone=self._is_alone,
             publish=self._compose,
             unpublish=lambda stream, publisher: self.unpublish(stream, publisher, grace=False),
             call_later=call_later,
@@ -183,9 +186,15 @@ class Hub:
     # -- publishers
 
     def publish(
-        self, name: str, publisher: Publisher, owner: Owner | None = None, *, right: Right = Right.ASKS
+        self,
+        name: str,
+        publisher: Publisher,
+        owner: Owner | None = None,
+        *,
+        right: Right = Right.ASKS,
+        alone: bool = False,
     ) -> Stream:
-        """Enter `publisher` for the stream `name`.
+        """Enter `publisher` for the stream `name`; `alone`: not as a member of a set.
 
         Who owned it and has fallen silent, or has lost its connection without our having noticed, is replaced by its
         owner's next publish at once; and while it may be back, nobody else gets the name.
@@ -217,6 +226,8 @@ class Hub:
                 self._copies.add(publisher)
             elif right is Right.COMPOSES:
                 self._composed[publisher] = owner
+            if alone:
+                self._alone.add((publisher, name))
             stream = self._stream_locked(name, now)
             if verdict is ClaimVerdict.STANDS_BY:
                 stream.stand_by(publisher)
@@ -264,6 +275,10 @@ class Hub:
             whose, owner = self._composed.get(publisher), self._owner_of_locked(member)
             anybodys = self._rules(member).policy is SecondPublisher.REPLACE
             return anybodys or (whose is not None and owner is not None and whose.is_same(owner))
+
+    def _is_alone(self, stream: Stream) -> bool:
+        with self._lock:
+            return (stream.publisher, stream.name) in self._alone
 
     def _tell_begun(self, stream: Stream, rival: Publisher | None, waiting: Iterable[Viewer]) -> None:
         self.renditions.look(stream)
@@ -322,6 +337,7 @@ class Hub:
             copy = publisher in self._copies or publisher in self._composed
             self._copies.discard(publisher)
             self._composed.pop(publisher, None)
+            self._alone.discard((publisher, stream.name))
             stream.stand_down(publisher)
             least_s = self._wait_before_end_locked(stream, now)
             freed = self._book.release(

@@ -162,6 +162,7 @@ class Publishing:
         self._hub.unpublish(self.stream, self._publisher, grace=grace)
         if self.request is not None:
             self._hub.gate.note_end(self.request, why)
+            self._hub.gate.note_face_end(self.request)
         _log.info(
             "publish ended",
             **line_fields(self._connection, self.stream.name),

@@ -88,6 +88,7 @@ class _Asked(NamedTuple):
     event: _Request
     request: LiveRequest
     until: float
+    of_face: bool = False  # whether it is asked about the set of which the stream would be a rendition
 
 
 _KINDS: Final[dict[type[_Request], RequestKind]] = {
@@ -455,6 +456,9 @@ class LiveSession(ViewerSession):
             user=self._user,
             user_agent=self.user_agent,
             page_url=event.page_url if isinstance(event, rtmp_events.ConnectRequested) else "",
+            face=self._hub.renditions.face_of(event.url.path)
+            if isinstance(event, rtmp_events.PublishRequested)
+            else "",
         )
         gate = self._hub.gate
         answer = gate.ask(request, lambda question, refusal: self.on_thread(self._answered, question, refusal))
@@ -475,7 +479,9 @@ class LiveSession(ViewerSession):
         event, now = asked.event, self.connection.now()
         if not self._decides(event):
             return
-        if refusal is None:
+        if asked.of_face and isinstance(event, rtmp_events.PublishRequested):
+            self._claim(event, now, asked.request, refusal)
+        elif refusal is None:
             self._start(event, now, asked.request)
         else:
             if limit is not None:
@@ -540,6 +546,23 @@ class LiveSession(ViewerSession):
             self._say_no(event, Refusal(str(error), Why.UNAVAILABLE))
             self._refused("publish refused", event.url.path, error)
             return
+        gate = self._hub.gate
+        answer = gate.ask_face(request, lambda question, refusal: self.on_thread(self._answered, question, refusal))
+        if isinstance(answer, Question):
+            self._question = _Asked(answer, event, request, now + gate.decide_s, of_face=True)
+            self.connection.receiver.pause(_HOOK, "a hook decides")
+        else:
+            self._claim(event, now, request, answer)
+
+    def _claim(
+        self, event: rtmp_events.PublishRequested, now: float, request: LiveRequest, alone: Refusal | None
+    ) -> None:
+        """Publish, once the name is given to us where others decide that; `alone`: why not as a rendition of a set."""
+        if alone is not None:
+            _log.info(
+                "published alone", **self._fields(event.url.path), no_rendition_of=request.face, reason=alone.text
+            )
+            request = dataclasses.replace(request, face="")
         names = self._hub.names
         if names is None:
             self._start_publishing(event, now, request)
@@ -583,7 +606,8 @@ class LiveSession(ViewerSession):
             right = Right.ASKS if names is None else names.right(name, self.number)
             if self._hub.gate.passes.source(request) is not None:
                 right = Right.GRANTED
-            stream = self._hub.publish(name, self, self._owner(request), right=right)
+            alone = not request.face and self._hub.renditions.face_of(name) != ""
+            stream = self._hub.publish(name, self, self._owner(request), right=right, alone=alone)
         except (BusyError, LimitExceededError) as error:
             if names is not None:
                 names.left(name, self.number, grace=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from flowctl.core.text.fieldtypes import check_fields
@@ -26,6 +26,8 @@ class LiveRequest:
         user: who has logged in with a password. None: the server asks for none.
         bearer: what stands behind ``Bearer`` in the Authorization header of HTTP; "" for RTMP, or where there is none.
         protocol: ``"rtmp"``; of another, such as ``"http"``, connections are not asked about.
+        face: name of the set of which a stream that is published is a rendition; "" for none. Whether its publisher may
+            publish that, too, is asked next.
         page_url: page on which the player is (RTMP ``pageUrl``, HTTP ``Referer``); "" when it does not say.
     """
 
@@ -39,11 +41,17 @@ class LiveRequest:
     protocol: str = "rtmp"
     bearer: str = field(default="", repr=False)
     page_url: str = field(default="", repr=False)
+    face: str = ""
 
     @property
     def stream(self) -> str:
         """The name of the stream, ``app/stream``; the application alone of one that connects."""
         return self.url.path
+
+    def of_face(self) -> LiveRequest:
+        """Return the request to publish the set of which the stream is a rendition, with the same proof."""
+        name = self.url.stream[: len(self.face) - len(self.stream)]
+        return replace(self, url=replace(self.url, stream=name), face="")
 
     @property
     def query(self) -> Query:

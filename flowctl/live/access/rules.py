@@ -191,7 +191,11 @@ class StreamAccess:
                 return None
             return _WRONG_KEY if any(tried) else "A stream key is needed."
         if proof is Proof.TOKEN and self.token_secrets is not None:
-            return self.token_secrets.fault(query, kind, stream, request.peer[0], now_s, self.leeway_s)
+            names = [stream, request.face] if request.face else [stream]  # one for a set is for its renditions too
+            faults = [
+                self.token_secrets.fault(query, kind, name, request.peer[0], now_s, self.leeway_s) for name in names
+            ]
+            return None if None in faults else faults[0]
         if proof is Proof.JWT and self.jwt_key is not None and self.jwt_key.keys:
             return self.jwt_key.fault(_web_token(request), kind, stream, self._token_rules)
         return _NOTHING_TO_CHECK

@@ -18,6 +18,7 @@ from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.config import LiveConfig
 from flowctl.live.renditions.feeds import MemberFeed, TrackFeed
 from flowctl.live.renditions.renditionset import SOURCE, Rendition, RenditionSet
+from flowctl.live.settings.renditions import RenditionNames, guess_suffix, guessed_setting
 from flowctl.live.stream import Stream, StreamFeed
 
 _log: Final = structlog.get_logger("flowctl.live")
@@ -42,6 +43,7 @@ class RenditionSets:
         clock: gives the time in seconds.
         streams: the streams of the hub.
         may_join: tells whether a stream is of the publisher of a set, as far as names are kept from others.
+        is_alone: tells whether who publishes a stream may not publish the set of which it would be a member.
         publish: publishes a set under its name, whose first member a stream is; raises BusyError where
             another one has the name.
         unpublish: ends that.
@@ -56,6 +58,7 @@ class RenditionSets:
         streams: Callable[[], Iterable[Stream]],
         *,
         may_join: Callable[[RenditionSet, str], bool],
+        is_alone: Callable[[Stream], bool],
         publish: Callable[[str, RenditionSet, Stream], Stream],
         unpublish: Callable[[Stream, RenditionSet], None],
         call_later: Callable[..., Any],
@@ -65,6 +68,7 @@ class RenditionSets:
         self._clock = clock
         self._streams = streams
         self._may_join = may_join
+        self._is_alone = is_alone
         self._publish = publish
         self._unpublish = unpublish
         self._call_later = call_later
@@ -73,6 +77,7 @@ class RenditionSets:
         self._turn = OwnedLock()  # of the thread that does it; nobody waits for it
         self._by_name: dict[str, RenditionSet] = {}  # changed in a turn, or by the publisher of tracks
         self._members: dict[Stream, _Membership] = {}  # changed in a turn
+        self._hinted: set[str] = set()  # names of sets that there could be; changed in a turn
         self._taken: dict[str, None] = {}  # faces that streams are not members of; changed in a turn
 
     def find(self, face: Stream) -> RenditionSet | None:
@@ -148,7 +153,7 @@ class RenditionSets:
             if stream.name in self._taken:
                 del self._taken[stream.name]
                 for other in self._streams():
-                    if other.publisher is not None and self._face_of(other) == stream.name:
+                    if other.publisher is not None and self.face_of(other.name) == stream.name:
                         self._enter(other)
         elif publisher is None:
             if known is not None:
@@ -156,18 +161,24 @@ class RenditionSets:
         elif known is not None and known.rendition.takeovers != stream.takeovers:
             known.rendition.takeovers = stream.takeovers
             known.renditions.restart(known.rendition)
+            if self._is_alone(stream):
+                self._leave(stream, known)
         elif known is None and not isinstance(publisher, RenditionSet):
             self._enter(stream)
 
-    def _face_of(self, stream: Stream) -> str | None:
-        member = self._config().at(stream.name).renditions.member(stream.name)
-        return None if member is None else member.face
+    def face_of(self, name: str) -> str:
+        """Return the set of which a stream is a member by its name; empty: of none. Any thread."""
+        member = self._config().at(name).renditions.member(name)
+        return "" if member is None else member.face
 
     def _enter(self, stream: Stream) -> None:
         member = self._config().at(stream.name).renditions.member(stream.name)
         if member is None or stream in self._members:
             if member is None:
                 self._enter_ladder(stream)
+                self._hint_at_set(stream)
+            return
+        if self._is_alone(stream):
             return
         now = self._clock()
         renditions = self._by_name.get(member.face)
@@ -184,6 +195,20 @@ class RenditionSets:
         rendition.takeovers = stream.takeovers
         self._members[stream] = _Membership(renditions, rendition)
         stream.set_feed(MemberFeed(renditions, rendition), now)
+
+    def _hint_at_set(self, stream: Stream) -> None:
+        """Say once of names that look like those of a set which setting makes them one."""
+        config, suffix = self._config(), guess_suffix(stream.name)
+        face = stream.name.removesuffix(suffix)
+        if not suffix or face in self._hinted or config.at(stream.name).renditions != RenditionNames():
+            return
+        published = {item.name for item in self._streams() if item.publisher is not None}
+        named = {name: guess_suffix(name) for name in published if config.made_from(name) is None}
+        suffixes = {found for name, found in named.items() if found and name == face + found}
+        if (setting := guessed_setting(suffixes)) is not None and len(self._hinted) < _MOST_TAKEN:
+            self._hinted.add(face)
+            hint = f'renditions = "{setting}" lets viewers of {face} have the one that their line carries'
+            _log.info("streams look like renditions of one", stream=face, names=sorted(suffixes), hint=hint)
 
     def _enter_ladder(self, stream: Stream) -> None:
         """Make a set of a publication that may have steps, or enter a step into that of its publication."""

@@ -6,6 +6,8 @@ so, the largest first: `live/show_1080` and `live/show_720` are renditions of `l
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -17,6 +19,12 @@ MOST_RENDITIONS: Final = 8
 _SUFFIX_CHARS: Final = 32
 _SEPARATORS: Final = "_-."
 _TRACKS, _OFF = "tracks", "off"
+_HEIGHTS: Final = "144 240 270 288 360 432 480 504 540 576 600 648 720 900 1080 1440 2160 4320"
+_WORDS: Final = "low lo sd mid medium med hd hi high fhd uhd src source"
+"""How names of streams end that are sizes of one content: in lines, with or without a p and frames per second, or in
+words; the smallest first."""
+_RANKS: Final = {word: rank for words in (_WORDS, _HEIGHTS) for rank, word in enumerate(words.split())}
+_LOOKS_SO: Final = re.compile(rf"([_.-])({'|'.join(_RANKS)})(p(?:25|30|50|60)?)?$", re.IGNORECASE)
 _HINT: Final = "write tracks, off, or suffixes of names with commas between, the largest first: _1080,_720,_360"
 
 
@@ -58,6 +66,21 @@ class RenditionNames:
             return None
         suffix = max(fitting, key=len)
         return Member(name[: -len(suffix)], self._rendition(suffix), self.suffixes.index(suffix))
+
+
+def guess_suffix(name: str) -> str:
+    """Return how the name of a stream ends if it looks like a rendition; empty: it does not."""
+    found = _LOOKS_SO.search(name)
+    return "" if found is None or not name[: found.start()].rpartition("/")[2] else found[0]
+
+
+def guessed_setting(suffixes: Iterable[str]) -> RenditionNames | None:
+    """Return the setting that makes a set of streams with such suffixes. None: they are too few, too many or alike."""
+    ranked = sorted(suffixes, key=lambda item: -_RANKS[_LOOKS_SO.sub(r"\2", item).lower()])
+    try:
+        return RenditionNames(suffixes=tuple(ranked)) if len(ranked) > 1 else None
+    except ConfigError:
+        return None
 
 
 def parse_renditions(text: str, source: str) -> RenditionNames:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
 import logging
 import socket
@@ -18,6 +19,8 @@ from flowctl.live.access.request import UNDECIDED, LiveRequest, Why
 from flowctl.live.access.rules import HookFailure, StreamAccess
 from flowctl.live.access.turns import Turns
 from flowctl.live.access.webhooks import WebHooks, body_of
+from flowctl.live.config import LiveConfig
+from flowctl.live.gate import AccessGate
 from flowctl.wire.rtmp.url import parse_url
 
 WAIT_S = 20.0
@@ -220,6 +223,23 @@ def test_news_of_a_connection_come_in_order_and_a_hook_that_fails_is_passed_by(h
     assert server.actions() == ["on_unpublish", "on_close"]
     assert (server.bodies[1]["send_bytes"], server.bodies[1]["recv_bytes"]) == (10, 20)
     assert hooks._untold == {}
+
+
+def test_news_of_a_rendition_that_is_over_are_of_its_set_too(server):
+    """A web server that was asked about both takes both for begun."""
+    access = StreamAccess(on_publish=(server.url(),), on_end=(server.url(),))
+    gate = AccessGate(lambda: LiveConfig(access=access))
+    request = dataclasses.replace(request_of(text="rtmp://media.example/live/show_720?a=b"), face="live/show")
+    try:
+        assert answer_of(gate.ask, request) is None
+        assert answer_of(gate.ask_face, request) is None
+        gate.note_end(request, "over")
+        gate.note_face_end(request)
+    finally:
+        gate.stop(10.0)
+    assert [(body["action"], body["stream"], body["param"]) for body in server.bodies] == [
+        (action, stream, "?a=b") for action in ("on_publish", "on_unpublish") for stream in ("show_720", "show")
+    ]
 
 
 def test_news_that_wait_for_a_server_that_hangs_are_bounded_for_each_address(hooks, server):
