@@ -1,8 +1,8 @@
 """One live stream: who publishes it, what a newcomer needs first, and the logs that its viewers follow.
 
 A stream outlives its publisher while somebody waits for it. Its timeline goes on then: the timestamps of the next
-publisher are shifted so that viewers see no jump back. As long as there was one publisher only, timestamps pass
-untouched.
+publisher are shifted so that viewers see no jump back. So are those of a publisher whose clock begins anew, or leaps
+ahead, within its connection. As long as there was one clock only, timestamps pass untouched.
 
 Threads: `publish` runs on the publisher's thread under the stream's lock, which also makes the change from one
 publisher to the next a clean cut. Viewers read the logs without it.
@@ -13,16 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
+import structlog
+
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outgoing.streamlog import Entry
 from flowctl.errors import LimitExceededError
 from flowctl.live.config import LiveConfig
 from flowctl.wire.rtmp.media.media import MediaInfo, inspect, named_tracks
-from flowctl.wire.rtmp.wire import CLOCK_HALF, CLOCK_MASK, TYPE_AUDIO, TYPE_VIDEO
+from flowctl.wire.rtmp.wire import CLOCK_HALF, CLOCK_MASK, TYPE_AUDIO, TYPE_VIDEO, signed_difference
 from flowctl.wire.streams.groups import FRAMES, LONGEST_KEY_INTERVAL_S, PictureGroups
 from flowctl.wire.streams.wirelog import KeptHeaders, RtmpChunks, WireFormat, WireLog
 
+_log: Final = structlog.get_logger("flowctl.live")
 CLOCKED: Final = FRAMES | {MessageClass.KEY, MessageClass.AUDIO}
 """Messages that show the publisher's clock: headers and metadata have timestamp 0, whatever that clock says."""
 # Bound once: an attribute of an Enum class is looked up by code in Python, for each message.
@@ -40,12 +43,20 @@ GIVEN_WIRES: Final = MOST_WIRES // 2
 """Ids up to this one are never refused: createStream gives out the lowest free one, so players who make up numbers, or
 open many streams, do not use up those of the others."""
 _LONGEST_GAP_MS: Final = 3_600_000
+_AHEAD_MS: Final = 10_000
+"""Step of a track's clock, and of the stream's, beyond which it is another clock: as for files (`remux.course`)."""
+_BACK_MS: Final = 1_000
+"""The same for a step back: frames of one track are not so far out of order, and a player would wait for so long."""
+_LEAST_BACK_STEP: Final = CLOCK_MASK + 1 - _BACK_MS
+_JUMP_LINE_S: Final = 10.0
+"""Least time between two lines on jumps of a publisher's clock, which may be one for each message."""
 BELIEVED_S: Final = 10.0
 """Time from the first frame of a publisher in which a track is believed to come that has a header alone, or a name in
 metadata: bridges from WebRTC and drones send sound seconds behind the picture. Some encoders name what they never send.
 """
 
 
+_KINDS: Final = {TYPE_AUDIO: "audio", TYPE_VIDEO: "video"}
 MEDIA_TYPES: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})
 
 
@@ -89,6 +100,7 @@ class StreamFeed(Protocol):
     """
 
     as_published: bool  # whether it gets timestamps as the publisher sent them
+    sees_jumps: bool  # whether they jump as the publisher's do: it knows better what to make of that
 
     def accept(self, type_id: int, timestamp: int, payload: bytes, info: MediaInfo, now: float) -> None:
         """A message is about to be passed on."""
@@ -132,6 +144,10 @@ class Stream:
         self._shift: int | None = None  # added to timestamps; None: the next frame will show it; guarded by _lock
         self._last_timestamp: int | None = None  # guarded by _lock
         self._last_at = now  # when the last message came; guarded by _lock
+        # By type of audio and video: timestamp of the last frame as it was published; guarded by _lock
+        self._own_ms = [0] * (TYPE_VIDEO + 1)
+        self._jump_told_at = float("-inf")  # guarded by _lock
+        self._jumped_ms = 0  # by which jumps of this publisher's clock have changed `_shift`; guarded by _lock
         self._key_seen = False  # since this publisher began; guarded by _lock
         self._groups = PictureGroups()  # of this publisher; guarded by _lock
         self._began_at = now  # when this publisher began; guarded by _lock
@@ -197,6 +213,8 @@ class Stream:
             self.unwritten = {}  # what lacks is told again soon, for the owner of this publication
             self.media_at = now
             self._shift = None
+            self._own_ms = [0] * (TYPE_VIDEO + 1)
+            self._jumped_ms = 0
             self._key_seen = False
             self._groups = PictureGroups()
             self._began_at = now
@@ -233,9 +251,12 @@ class Stream:
             if self.publisher is not publisher:
                 self._keep_for_standby(publisher, type_id, payload, info)
                 return False
+            message_class, leading, ahead = self._groups.place(info, timestamp, payload, now)
             if type_id in MEDIA_TYPES:
                 self.media_at = now
-            message_class, leading, ahead = self._groups.place(info, timestamp, payload, now)
+                own_ms, self._own_ms[type_id] = self._own_ms[type_id], timestamp
+                if _AHEAD_MS < timestamp - own_ms & CLOCK_MASK < _LEAST_BACK_STEP:
+                    self._look_for_jump(type_id, own_ms, timestamp, message_class, now)
             published_ms = timestamp
             shift, last = self._shift, self._last_timestamp
             if shift is None or last is None:
@@ -253,11 +274,9 @@ class Stream:
                 header_key = info.sticky_key
             elif message_class is _KEY:
                 self._key_seen = True
-            elif not self._key_seen and message_class in FRAMES:
-                if now - self._began_at < LONGEST_KEY_INTERVAL_S:
-                    self.before_key_count += 1  # nobody could decode it
-                    return True
-                self._key_seen = True
+            elif not self._key_seen and self._is_before_key(message_class, now):
+                self.before_key_count += 1  # nobody could decode it
+                return True
             if self._tap is not None or self._taker is not None or self.feed is not None or info.multitrack:
                 self._show(info, message_class, type_id, timestamp, published_ms, payload, now)
             if len(self._wires) > 1:
@@ -280,6 +299,14 @@ class Stream:
             if over is not None:
                 raise over
             return True
+
+    def _is_before_key(self, message_class: MessageClass, now: float) -> bool:
+        """Return whether a message is a picture that comes while the first key frame is still waited for."""
+        self._lock.assert_owned()
+        if message_class not in FRAMES:
+            return False
+        self._key_seen = now - self._began_at >= LONGEST_KEY_INTERVAL_S
+        return not self._key_seen
 
     def _keep_for_standby(self, publisher: StreamMember, type_id: int, payload: bytes, info: MediaInfo) -> None:
         self._lock.assert_owned()
@@ -307,7 +334,8 @@ class Stream:
             self._feed_locked(self._on_tracks(self), now)
             self._part_tracks()
         if self.feed is not None:
-            self.feed.accept(type_id, published_ms if self.feed.as_published else timestamp, payload, info, now)
+            at = timestamp - self._jumped_ms & CLOCK_MASK if self.feed.sees_jumps else timestamp
+            self.feed.accept(type_id, published_ms if self.feed.as_published else at, payload, info, now)
 
     def _part_tracks(self) -> None:
         """Let go on with all tracks only those who take them; others follow the set from now on, if there is one."""
@@ -346,8 +374,7 @@ class Stream:
         if last is None:
             shift = self._shift = 0
         elif shift is None:
-            gap_ms = min(max(int((now - self._last_at) * 1000), 1), _LONGEST_GAP_MS)
-            resumed = (last + gap_ms) & CLOCK_MASK
+            resumed = self._resumed(last, now)
             if message_class not in CLOCKED:
                 return resumed  # without moving the end of the timeline, so that the first frame is not behind it
             shift = self._shift = (resumed - timestamp) & CLOCK_MASK
@@ -357,6 +384,35 @@ class Stream:
             self._last_timestamp = rebased
         self._last_at = now
         return rebased
+
+    def _resumed(self, last: int, now: float) -> int:
+        """Return where the timeline goes on that has stopped at `last`: by as much as has gone by."""
+        self._lock.assert_owned()
+        return (last + min(max(int((now - self._last_at) * 1000), 1), _LONGEST_GAP_MS)) & CLOCK_MASK
+
+    def _look_for_jump(
+        self, type_id: int, own_ms: int, timestamp: int, message_class: MessageClass, now: float
+    ) -> None:
+        """Have the timeline go on by wall-clock time, as after another publisher, where the clock has jumped.
+
+        Not where a track goes on that has paused while the other one did not, or begins. The renditions of a set have
+        the time of that, by which they are the same pictures.
+        """
+        self._lock.assert_owned()
+        if message_class not in CLOCKED:
+            self._own_ms[type_id] = own_ms
+            return
+        shift, last = self._shift, self._last_timestamp
+        if shift is None or last is None or _KINDS[type_id] not in self._sent or self.rendition:
+            return
+        step_ms = signed_difference(timestamp + shift & CLOCK_MASK, last)
+        if -_BACK_MS <= step_ms <= _AHEAD_MS:
+            return
+        self._shift = (self._resumed(last, now) - timestamp) & CLOCK_MASK
+        self._jumped_ms += self._shift - shift
+        if now - self._jump_told_at >= _JUMP_LINE_S:
+            self._jump_told_at = now
+            _log.info("clock of a publisher jumped", stream=self.name, by_s=round(step_ms / 1000, 1))
 
     def begin_clock(self, timestamp: int, now: float) -> int:
         """Return what is added to timestamps of the present publisher, settled as by a first frame. Any thread."""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_kit import AAC_HEADER, AVC_HEADER, World, audio, inter, key
+from structlog.testing import capture_logs
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import LimitExceededError
@@ -219,6 +220,60 @@ def test_timestamps_when_there_was_one_publisher_only_are_untouched(stream):
     stream.publish(publisher, TYPE_VIDEO, 0, AVC_HEADER, 5.0)
     stream.publish(publisher, TYPE_VIDEO, 500_000, key(b"1"), 5.0)
     assert [message.timestamp for message in since()] == [0, 500_000]
+
+
+def play_out(stream, publisher, messages, began=0.0):
+    """Publish (clock, type) of messages that come 20 ms apart, pictures and sound by turns; return what viewers get."""
+    since = watched(stream)
+    for number, (at, type_id) in enumerate(messages):
+        payload = audio(b"a") if type_id == TYPE_AUDIO else key(b"k") if number % 10 == 0 else inter(b"i")
+        stream.publish(publisher, type_id, at % 2**32, payload, began + number * 0.02)
+    return [(message.timestamp, message.type_id) for message in since()]
+
+
+def by_turns(start, count):
+    return [(start + number * 20, TYPE_AUDIO if number % 2 else TYPE_VIDEO) for number in range(count)]
+
+
+@pytest.mark.parametrize("start", [0, 2**32 - 3000, 86_400_000])
+@pytest.mark.parametrize("other", [0, 3_600_000, 2**31 + 7, 2**32 - 100_000])
+def test_timeline_when_a_clock_begins_anew_in_a_publication_goes_on_as_after_it(stream, publisher, start, other):
+    """An encoder that is restarted behind a relay, say: players go by differences, and wait where times go back."""
+    messages = by_turns(start, 200) + by_turns(start + other, 200) + by_turns(start + 20_000_000, 200)
+    for number, (at, type_id) in enumerate(play_out(stream, publisher, messages)):
+        assert type_id == messages[number][1]
+        assert (start + number * 20 - at) % 2**32 <= 3  # the time that goes by is cut to whole milliseconds
+
+
+@pytest.mark.parametrize("late_ms", [300, 900, 2500, 60_000])
+def test_timestamps_when_sound_is_behind_pictures_all_along_are_untouched(stream, publisher, late_ms):
+    """Whatever the distance is, it is no jump: each track's own clock goes on."""
+    messages = [(at - late_ms if type_id == TYPE_AUDIO else at, type_id) for at, type_id in by_turns(100_000, 200)]
+    assert play_out(stream, publisher, messages) == messages
+
+
+def test_timestamps_when_one_track_pauses_or_headers_have_none_are_untouched(stream, publisher):
+    messages = [item for item in by_turns(50_000, 2000) if item[1] == TYPE_AUDIO or not 60_000 < item[0] < 85_000]
+    since = watched(stream)
+    for number, (at, type_id) in enumerate(messages):
+        if number % 100 == 50:
+            stream.publish(publisher, TYPE_VIDEO, 0, AVC_HEADER, at / 1000)
+        stream.publish(publisher, type_id, at, audio(b"a") if type_id == TYPE_AUDIO else key(b"k"), at / 1000)
+    frames = [(item.timestamp, item.type_id) for item in since() if item.payload != AVC_HEADER]
+    assert frames == messages
+
+
+def test_timestamps_when_frames_of_a_track_are_a_little_out_of_order_are_untouched(stream, publisher):
+    messages = [(at - (number % 7) * 120, TYPE_VIDEO) for number, (at, _) in enumerate(by_turns(50_000, 200))]
+    assert play_out(stream, publisher, messages) == messages
+
+
+def test_clock_that_leaps_with_each_message_is_followed_by_when_they_come_and_told_now_and_then(stream, publisher):
+    messages = [(number % 2 * 10**8 + number * 7, TYPE_VIDEO) for number in range(500)]
+    with capture_logs() as logs:
+        times = [at for at, _ in play_out(stream, publisher, messages)]
+    assert all(0 < after - before <= 27 for before, after in pairwise(times))
+    assert len([line for line in logs if "jumped" in line["event"]]) == 1
 
 
 def test_media_when_the_publisher_changes_meanwhile_is_read_safely(stream):

@@ -28,6 +28,7 @@ class MemberFeed(StreamFeed):
         self.renditions: Final = renditions
         self.rendition: Final = rendition
         self.as_published = bool(rendition.expected)
+        self.sees_jumps = rendition.clock is not None
 
     def accept(self, type_id: int, timestamp: int, payload: bytes, info: MediaInfo, now: float) -> None:
         if info.multitrack:
@@ -43,7 +44,7 @@ class TrackFeed(StreamFeed):
 
     def __init__(self, renditions: RenditionSet) -> None:
         self.renditions: Final = renditions
-        self.as_published = False
+        self.as_published = self.sees_jumps = False
         self._tracks: dict[int, Rendition] = {}
         self._metadata: bytes | None = None  # that the publisher sent last
         self._told: dict[int, tuple[int, int] | None] = {}  # tracks that were given it, with this size of pictures
