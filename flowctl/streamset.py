@@ -398,7 +398,7 @@ class StreamSet:
 
     def _last_ms(self, left: _Rendition) -> int | None:
         """Return the media time of the last picture of a rendition. None: not known."""
-        entry, last = left.log.keys[-1] if left.log.keys else None, None
+        entry, last = left.log.keys[-1] if left.log.keys else left.log.cached, None
         while entry is not None:
             last, entry = (entry if entry.message_class in VIDEO_CLASSES else last), entry.next
         return left.last_ms if last is None or self._time_of is None else self._time_of(last.wire)

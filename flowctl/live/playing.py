@@ -85,6 +85,7 @@ class Wants(NamedTuple):
 
     tracks: bool = False  # it takes all tracks of a publication, and so what is published in the stream itself
     track: int | None = None  # that track alone
+    codecs: frozenset[str] = frozenset()  # of pictures, which it says that it takes
 
 
 RENDITIONS: Final = Wants()
@@ -174,7 +175,9 @@ class Playing:
         renditions = self._renditions
         if renditions is not None and not renditions.sound_alone and not self._over:
             track = self._wants.track if renditions.of_tracks and not renditions.ladder else None
-            self._seat = renditions.view(self._connection, self._wire.wire_format, track=track, since=since)
+            self._seat = renditions.view(
+                self._connection, self._wire.wire_format, track=track, codecs=self._wants.codecs, since=since
+            )
             if self._seat is not None:
                 self.waits_until = None
             elif track is not None and self.waits_until is None:  # it may come; a mistake must not wait for ever

@@ -691,7 +691,7 @@ class LiveSession(ViewerSession):
             return
         self._words = RtmpPlayWords(self._rtmp, event.stream_id)
         tracks = bool(self._rtmp.client_caps_ex & commands.CAPS_MULTITRACK) or gate.passes.source(request) is not None
-        wants = Wants(tracks=tracks, track=track_of(event.query))
+        wants = Wants(tracks=tracks, track=track_of(event.query), codecs=self._rtmp.client_codecs)
         playing = self._playing = Playing(self, self._words, self._hub, stream, wire, wants)
         place = playing.begin()
         self._send_replies()  # they go first: the log follows behind them

@@ -62,6 +62,7 @@ _MEASURE_S: Final = 2.0
 """The same where it is published: its clock is being measured, up to a key frame."""
 _SPARE_S: Final = 0.05
 """Time behind that at which they look again: timers may be a little early."""
+_ENHANCED: Final = b"\x80"  # or more, in the first octet
 SOURCE: Final = "source"
 """Name of a publication itself in the set that it makes with the steps of a ladder."""
 _KEYS: Final = 32
@@ -83,6 +84,7 @@ class Rendition:
     moved_at: float = float("-inf")
     takeovers: int = 0  # changes of its stream's publisher, as far as its clock knows
     codec: str = ""  # of its pictures; empty: none has come
+    enhanced: bool = False  # its pictures are those of Enhanced RTMP, or of H.264, which all read
     joined: bool = False  # viewers may be in it
     joins_at: float = float("-inf")  # when it may join again
     forgotten: bool = False  # it is of no set any more
@@ -112,7 +114,7 @@ class _Format:
     wire_format: WireFormat
     viewers: int = 0
     wires: dict[Rendition, WireLog] = field(default_factory=dict)
-    by_codec: dict[str, StreamSet] = field(default_factory=dict)
+    by_codecs: dict[frozenset[str], StreamSet] = field(default_factory=dict)  # of one codec, or of those a player takes
 
 
 @dataclass(eq=False, slots=True)
@@ -123,7 +125,7 @@ class Seat:
     place: FollowPlace
     form: _Format
     rendition: Rendition | None  # the one that was asked for. None: whichever fits.
-    codec: str
+    codecs: frozenset[str]
 
     @property
     def ended(self) -> bool:
@@ -455,6 +457,7 @@ class RenditionSet:
         """Let viewers into a rendition that has a key frame, from others of its codec."""
         self._lock.assert_owned()
         rendition.joined, rendition.codec, rendition.joins_at = True, codec, now + _LEAST_JOINED_S
+        rendition.enhanced = codec == "avc1" or rendition.sequence_header[:1] >= _ENHANCED
         for item in self._formats.values():
             self._put_locked(item, rendition)
         _log.info("rendition joined", stream=self.name, rendition=rendition.name, codec=codec)
@@ -467,25 +470,48 @@ class RenditionSet:
     def _part_locked(self, rendition: Rendition) -> None:
         self._lock.assert_owned()
         rendition.joined = False
-        last = not any(item.joined and item.codec == rendition.codec for item in self._renditions)
         for item in self._formats.values():
-            item.by_codec[rendition.codec].remove(rendition.name)
-            if last:  # publishers may invent codecs
-                del item.by_codec[rendition.codec]
+            for codecs, stream_set in list(item.by_codecs.items()):
+                if _fits(rendition, codecs):
+                    stream_set.remove(rendition.name)
+                if not any(other.joined and _fits(other, codecs) for other in self._renditions):
+                    del item.by_codecs[codecs]  # publishers may invent codecs
         _log.info("rendition left", stream=self.name, rendition=rendition.name)
         self._changed(self, 0.0)
 
     def _put_locked(self, item: _Format, rendition: Rendition) -> None:
         self._lock.assert_owned()
-        stream_set = item.by_codec.get(rendition.codec)
+        self._set_locked(item, frozenset({rendition.codec}))
+        for codecs, stream_set in item.by_codecs.items():
+            if _fits(rendition, codecs):
+                stream_set.put(rendition.name, item.wires[rendition].fanouts, expected=rendition.expected)
+
+    def _set_locked(self, item: _Format, codecs: frozenset[str]) -> StreamSet:
+        """Return the set of logs of some codecs, made when first asked for, then without logs."""
+        self._lock.assert_owned()
+        stream_set = item.by_codecs.get(codecs)
         if stream_set is None:
             form = item.wire_format  # at a change players make another stream of metadata
-            stream_set = StreamSet(
+            stream_set = item.by_codecs[codecs] = StreamSet(
                 time_of=form.time_of, shown_at=form.shown_at, retime=form.retime, at_change=form.is_media
             )
             stream_set.begins_in = SOURCE if self.ladder else ""
-            item.by_codec[rendition.codec] = stream_set
-        stream_set.put(rendition.name, item.wires[rendition].fanouts, expected=rendition.expected)
+        return stream_set
+
+    def _choices_locked(self, item: _Format, codec: str, codecs: frozenset[str]) -> frozenset[str]:
+        """Return the codecs among which a player is led that begins in `codec`, and says that it takes `codecs`.
+
+        Those that it says, though there may be others later; else that one alone.
+        """
+        self._lock.assert_owned()
+        fitting = [other for other in self._renditions if other.joined and _fits(other, codecs)]
+        if len(codecs) < 2 or all(other.codec != codec for other in fitting):
+            return frozenset({codec})
+        if codecs not in item.by_codecs:
+            stream_set = self._set_locked(item, codecs)
+            for other in fitting:
+                stream_set.put(other.name, item.wires[other].fanouts, expected=other.expected)
+        return codecs
 
     def _format_locked(self, wire_format: WireFormat) -> _Format:
         self._lock.assert_owned()
@@ -506,18 +532,19 @@ class RenditionSet:
         wire_format: WireFormat,
         *,
         track: int | None = None,
+        codecs: frozenset[str] = frozenset(),
         since: float | None = None,
     ) -> Seat | None:
-        """Follow the set; `track`: that one alone; `since`: see `StreamSet.view`.
+        """Follow the set; `track`: that one alone; `codecs`: that the player takes; `since`: see `StreamSet.view`.
 
         None: there is nothing to follow yet, `changed` tells. The connection's thread.
         """
         with self._lock:
-            codecs = Counter(item.codec for item in self._renditions if item.joined)
+            found = Counter(item.codec for item in self._renditions if item.joined)
             wanted = None if track is None else self._find_locked(f"track{track}")
             if (
                 self._ended
-                or not codecs
+                or not found
                 or self._gathers_locked(connection.now())
                 or (track is not None and (wanted is None or not wanted.joined))
             ):
@@ -525,8 +552,9 @@ class RenditionSet:
             item = self._format_locked(wire_format)
             item.viewers += 1
             # Most renditions of one codec are most to choose from; of two alike, that of the larger one.
-            codec = codecs.most_common(1)[0][0] if wanted is None else wanted.codec
-            stream_set, wire = item.by_codec[codec], None if wanted is None else item.wires[wanted]
+            codec = found.most_common(1)[0][0] if wanted is None else wanted.codec
+            choices = self._choices_locked(item, codec, codecs if wanted is None else frozenset())
+            stream_set, wire = item.by_codecs[choices], None if wanted is None else item.wires[wanted]
         try:
             if wanted is None or wire is None:
                 place: FollowPlace = stream_set.view(connection, since=since)
@@ -539,7 +567,7 @@ class RenditionSet:
             if isinstance(error, LocalProtocolError) and connection.place is None:  # the last one has left meanwhile
                 return None
             raise
-        return Seat(self, place, item, wanted, codec)
+        return Seat(self, place, item, wanted, choices)
 
     def _gathers_locked(self, now: float) -> bool:
         """Return whether viewers still wait for the smallest member, which may have begun with the others."""
@@ -578,7 +606,7 @@ class RenditionSet:
                 return False
             if seat.rendition is not None:
                 return seat.rendition in self._renditions
-            return any(item.joined and item.codec == seat.codec for item in self._renditions)
+            return any(item.joined and _fits(item, seat.codecs) for item in self._renditions)
 
     def leave(self, seat: Seat) -> None:
         self._leave_format(seat.form)
@@ -589,7 +617,7 @@ class RenditionSet:
             if not item.viewers:
                 del self._formats[item.wire_format.name]
                 for rendition, wire in item.wires.items():
-                    for stream_set in item.by_codec.values():
+                    for stream_set in item.by_codecs.values():
                         stream_set.remove(rendition.name)
                     rendition.stream.leave(wire)
 
@@ -599,7 +627,7 @@ class RenditionSet:
         None: one that carries too little for it, nobody knows how much. Any thread.
         """
         with self._lock:
-            sets = [stream_set for item in self._formats.values() for stream_set in item.by_codec.values()]
+            sets = [stream_set for item in self._formats.values() for stream_set in item.by_codecs.values()]
         return [found for stream_set in sets for found in stream_set.carried(now)]
 
     def rate_of(self, name: str) -> float:
@@ -621,6 +649,11 @@ class RenditionSet:
             )
             for item in found
         ]
+
+
+def _fits(rendition: Rendition, codecs: frozenset[str]) -> bool:
+    """Return whether viewers who take `codecs` may be in a rendition."""
+    return rendition.codec in codecs and (rendition.enhanced or len(codecs) == 1)
 
 
 def _joined(stream: Stream, wire_format: WireFormat) -> WireLog:

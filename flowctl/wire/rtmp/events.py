@@ -39,6 +39,7 @@ class ConnectRequested:
     user: str | None  # user name that passed Adobe authentication. None: no authentication took place.
     enhanced: bool  # whether it tells codecs or capabilities of Enhanced RTMP
     caps_ex: int  # Enhanced RTMP v2 capability bits, 0 for none: 1 reconnect, 2 multitrack, 4 ModEx, 8 nanoseconds
+    video_codecs: frozenset[str] = frozenset()  # that it says it decodes, by FourCC, of those that Enhanced RTMP has
 
     @property
     def multitrack(self) -> bool:

@@ -8,7 +8,7 @@ from ipaddress import ip_network
 
 import pytest
 from live_kit import audio, config, inter, key
-from rendition_kit import NAMES, SUFFIXES, SetWorld, avc_header, pictures, sounds
+from rendition_kit import NAMES, SUFFIXES, SetWorld, avc_header, choose, pictures, sounds
 
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub
@@ -66,6 +66,81 @@ def test_renditions_when_of_other_codecs_are_for_viewers_of_those(world):
         world.send(1)
     assert viewer.payloads[0] == HEVC_HEADER
     assert viewer.payloads[-1][0] == 0x1C
+
+
+def enhanced(number, payload):
+    """Return a message of HEVC as Enhanced RTMP has it: 0x90 a header, 0x93 a key frame, 0xA3 another picture."""
+    return bytes((number,)) + b"hvc1" + payload
+
+
+class TwoCodecs(SetWorld):
+    """Renditions 1080 and 720 in HEVC, 360 in H.264."""
+
+    def __init__(self):
+        super().__init__()
+        self.hevc = [self.member(suffix, codec_header=enhanced(0x90, HEVC_HEADER[5:])) for suffix in ("_1080", "_720")]
+        self.members.clear()
+        self.member("_360")
+
+    def send(self, pictures=1, *, every=25, **options):
+        for _ in range(pictures):
+            for number, publisher in enumerate(self.hevc):
+                nal = (b"\x02\x01" if self.at % (40 * every) else b"\x26\x01") + bytes((number,)) * (300 - 150 * number)
+                picture = len(nal).to_bytes(4, "big") + nal
+                self.put(publisher, 9, self.at, enhanced(0xA3 if self.at % (40 * every) else 0x93, picture))
+                self.put(publisher, 8, self.at, audio(b"_360 %d" % self.at))
+            super().send(1, every=every, **options)
+
+
+def kinds_of(viewer):
+    """Return the pictures that a player got, as 360, 720 or 1080, and headers as `header`; each once in a row."""
+    found = []
+    for message in viewer.media:
+        if message.type_id == TYPE_VIDEO:
+            header = message.payload[0] == 0x90 or message.payload[:2] == b"\x17\x00"
+            small = message.payload[0] & 0x80 == 0
+            kind = "header" if header else "360" if small else ("1080", "720")[message.payload[-1]]
+            found += [kind] if found[-1:] != [kind] else []
+    return found
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_player_that_takes_several_codecs_is_led_through_all_of_them(monkeypatch, before):
+    world = TwoCodecs()
+    world.send(80 if before else 1)
+    viewer = world.player("live/show")
+    world.send(20)
+    assert viewer.connection.place.rendition == "360"
+    for name in ("720", "360", "1080"):
+        choose(monkeypatch, name)
+        world.send(75)
+        assert viewer.connection.place.rendition == name
+    assert kinds_of(viewer) == ["header", "360", "header", "720", "header", "360", "header", "1080"]
+    shown = [item for item in viewer.media if item.type_id == TYPE_VIDEO and item.payload[1:2] != b"\0"]
+    times = [item.timestamp for item in shown if item.payload[0] != 0x90]  # headers keep the time at which they came
+    assert times == list(range(times[0], world.at, 40))
+    assert [int(at) for _, at, _ in sounds(viewer)] == list(range(int(sounds(viewer)[0][1]), world.at, 40))
+    assert world.group.failures == []
+
+
+@pytest.mark.parametrize("said", [(), ("hvc1", "av01")])
+def test_player_that_does_not_say_so_stays_in_one_codec(monkeypatch, said):
+    """FFmpeg reads HEVC and H.264, and shows nothing more behind a change from one to the other."""
+    monkeypatch.setattr("flowctl.wire.rtmp.client.session._VIDEO_FOURCCS", said)
+    world = TwoCodecs()
+    world.send(80)
+    viewer = world.player("live/show")
+    world.send(20)
+    assert viewer.connection.place.rendition == "720"
+    choose(monkeypatch, "360")
+    world.send(75)
+    assert kinds_of(viewer) == ["header", "720"]
+    for publisher in world.hevc:
+        publisher.command("deleteStream", None, 1.0)
+    world.hevc.clear()
+    world.send(75)
+    assert kinds_of(viewer) == ["header", "720", "header", "360"]
+    assert world.group.failures == []
 
 
 @pytest.mark.parametrize("fault", ["keys", "codecs", "jumps", "stalls", "headers"])

@@ -6,7 +6,7 @@ Members of the command object are all optional and of any type: what is missing 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.wire.rtmp import commands
@@ -22,6 +22,8 @@ _SHARED_CHARS: Final = 256
 _OWN_MARKS: Final = ("?", "@", "vhost...")
 """What an address contains that has a query or credentials ("app...vhost...name" is an old spelling of a query)."""
 
+_ALL_CODECS: Final = frozenset({"avc1", "hvc1", "av01", "vp08", "vp09", "vvc1"})
+_CAN_DECODE: Final = 1
 _ENHANCED: Final = ("fourCcList", "videoFourCcInfoMap", "audioFourCcInfoMap")
 _ADDRESS_CHARS: Final = 65536
 _PAGE_CHARS: Final = 2048
@@ -54,7 +56,25 @@ def read_connect(command: Command, config: ServerSessionConfig, now: float) -> C
         user=user,
         enhanced=bool(caps_ex or any(commands.member(values, name) for name in _ENHANCED)),
         caps_ex=caps_ex,
+        video_codecs=_video_codecs(values),
     )
+
+
+def _video_codecs(values: dict[str, Any]) -> frozenset[str]:
+    """Return the codecs of pictures that a client says it decodes: in the map of Enhanced RTMP v2, else in the list."""
+    told = commands.member(values, "videoFourCcInfoMap")
+    if isinstance(told, dict):
+        said = [name for name, bits in told.items() if int(commands.number(bits, 0)) & _CAN_DECODE]
+    else:
+        told = commands.member(values, "fourCcList")
+        said = [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
+    return _shared_codecs(_ALL_CODECS if "*" in said else _ALL_CODECS.intersection(said))
+
+
+@lru_cache(1 << len(_ALL_CODECS))
+def _shared_codecs(codecs: frozenset[str]) -> frozenset[str]:
+    """Return one object for all clients that say the same."""
+    return codecs
 
 
 def _address(tc_url: str, app: str, name_max_chars: int) -> RtmpUrl:

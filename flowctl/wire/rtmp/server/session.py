@@ -150,6 +150,7 @@ class ServerSession(Endpoint):
         "_streams",
         "_url",  # RtmpUrl: from connect
         "client_caps_ex",  # int: capsEx of the client, 0 before connect
+        "client_codecs",  # frozenset[str]: of pictures, that the client says it decodes; empty before connect
         "input_paused",  # bool: set by the caller while it does not read; silence is then no fault of the peer's
         "piece_messages",  # int: messages completed by the last piece of input, whether they were events or not
     )
@@ -168,6 +169,7 @@ class ServerSession(Endpoint):
         self._streams = MessageStreams()
         self._url = _NO_ADDRESS
         self.client_caps_ex = 0
+        self.client_codecs: frozenset[str] = frozenset()
         self.input_paused = False
         self.piece_messages = 0
 
@@ -644,6 +646,7 @@ class ServerSession(Endpoint):
         named = self._canonical(request.url)
         self._url = request.url  # as it was sent: what is decoded is all of a name, and once
         self.client_caps_ex = request.caps_ex
+        self.client_codecs = request.video_codecs
         self._object_encoding = request.object_encoding
         self._enhanced = request.enhanced
         call.events.append(dataclasses.replace(request, url=named))

@@ -68,6 +68,26 @@ def test_connect_is_reported(client):
     assert (event.enhanced, event.caps_ex, event.multitrack, event.user) == (True, 3, True, None)
 
 
+@pytest.mark.parametrize(
+    ("said", "codecs"),
+    [
+        ({}, set()),
+        ({"fourCcList": ["av01", 5.0, "hvc1", "Opus", "x" * 5000]}, {"av01", "hvc1"}),
+        ({"fourCcList": ["*"]}, {"avc1", "hvc1", "av01", "vp08", "vp09", "vvc1"}),
+        ({"fourCcList": "hvc1"}, set()),
+        (
+            {"fourCcList": ["*"], "videoFourCcInfoMap": {"hvc1": 1.0, "avc1": 7.0, "av01": 6.0, "vp09": "7"}},
+            {"hvc1", "avc1"},
+        ),
+        ({"videoFourCcInfoMap": {"*": 4.0, "hvc1": 5.0, "vp09": float("inf")}}, {"hvc1"}),
+    ],
+)
+def test_codecs_are_those_that_a_client_says_it_decodes(client, said, codecs):
+    """The map says what for; the list, which is older, does not."""
+    (event,) = client.call("connect", 1, {"app": "live", "tcUrl": "rtmp://h/live"} | said)
+    assert event.video_codecs == client.session.client_codecs == codecs
+
+
 def test_accept_connect_announces_chunk_size_before_the_result(client):
     """Window, bandwidth and chunk size stand before the result, which OBS needs; it has level before code."""
     client.call("connect", 1, {"app": "live", "tcUrl": "rtmp://h/live"})
