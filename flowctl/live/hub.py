@@ -162,7 +162,7 @@ class Hub:
         self.edge_for: Callable[[str, bytes | None, str], str | None] | None = None
         self.leaving = False  # another server takes the place of this one; assigned once
         self.demand: Callable[[str], None] | None = None  # told of the first and last viewer of a stream, on any thread
-        # Told of streams that begin or end, or may have other settings than before, on any thread.
+        # Told of streams that begin or end, or may have other settings or renditions than before, on any thread.
         self.published: tuple[Callable[[str], None], ...] = ()
 
     def _rules(self, name: str) -> NameRules:
@@ -391,6 +391,7 @@ class Hub:
             viewers = [self._viewers[item] for item in stream.viewers]
         for viewer in viewers:
             viewer.on_thread(viewer.renditions_changed, stream)
+        self._tell_published(stream)
 
     def view(self, name: str, viewer: Viewer) -> Stream:
         """Enter `viewer` for the stream `name`, which it may have to wait for (see `Stream.ended`)."""

@@ -348,6 +348,14 @@ class Stream:
                 wire.frozen = True
                 wire.log.drop_cache()
 
+    @property
+    def rendition_key(self) -> str:
+        """Name of this rendition that no other one has, before it or after."""
+        return f"{self.rendition}:{self.created_at:.6f}"
+
+    def find_rendition(self, key: str) -> Stream | None:
+        return next((item for item in self.renditions if item.rendition_key == key), None)
+
     def set_feed(self, feed: StreamFeed | None, now: float) -> None:
         """Let a set have what is passed on from now on, and the headers that were. Any thread."""
         with self._lock:

@@ -21,6 +21,7 @@ from flowctl.core.flow.limits import AxisLimits, Limits
 from flowctl.core.flow.policy import KeepAll
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ClosedError, LimitExceededError, LocalProtocolError
+from flowctl.live.cluster.media.order import RENDITION
 from flowctl.live.hub import Hub
 from flowctl.live.server import LiveServer
 from flowctl.live.stream import Stream
@@ -49,14 +50,15 @@ _BACKLOG: Final = 1024
 class LinkSession(Session):
     """Another worker that follows one stream of ours."""
 
-    __slots__ = ("_hub", "_own_streams", "_rtmp", "_stream", "_wire")
+    __slots__ = ("_hub", "_own_streams", "_rtmp", "_source", "_stream", "_wire")
 
     def __init__(self, hub: Hub, rtmp: ServerSessionConfig, now: float, *, own_streams: bool = False) -> None:
         self._hub = hub
         self._own_streams = own_streams
         self._rtmp = ServerSession(rtmp, now=now)
         self._stream: Stream | None = None
-        self._wire: WireLog | None = None  # joined with `_stream`
+        self._source: Stream | None = None  # that stream, or the rendition of it that is asked for
+        self._wire: WireLog | None = None  # joined with `_source`
 
     def opened(self) -> None:
         self._arm()
@@ -110,20 +112,28 @@ class LinkSession(Session):
         except LimitExceededError as error:
             self._rtmp.reject_play(event.stream_id, commands.PLAY_FAILED, str(error))
             return
-        wire = self._wire = stream.join_link()
+        source = stream if (name := event.query.get(RENDITION)) is None else stream.find_rendition(name)
+        if source is None:
+            self._leave()
+            self._rtmp.reject_play(event.stream_id, commands.PLAY_FAILED, f"There is no rendition {name}.")
+            return
+        wire = self._wire = source.join_link()
+        self._source = source
         # In this order: what ends the stream after the look stands in the log that is then followed.
-        start, prefix, wait = stream.start_place(wire)
+        start, prefix, wait = source.start_place(wire)
         self._rtmp.accept_play(event.stream_id)
         self._reply()  # it goes first: the log follows behind it
         FollowPlace(self.connection, wire.fanouts, start=start, prefix=prefix, wait_for_key=wait)
 
     def _leave(self) -> None:
         stream, self._stream = self._stream, None
+        source, self._source = self._source, None
         wire, self._wire = self._wire, None
         if self.connection.place is not None:
             self.connection.place.end()
-        if stream is not None and wire is not None:
-            stream.leave(wire)
+        if source is not None and wire is not None:
+            source.leave(wire)
+        if stream is not None:
             self._hub.unlink(stream, self)
 
     def _reply(self) -> None:

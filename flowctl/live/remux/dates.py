@@ -9,6 +9,7 @@ the clock is in the dates, and is no discontinuity: the pictures behind it may n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from flowctl.core.outcomes.offsets import LeastOffset
@@ -35,9 +36,13 @@ _BURST_S: Final = 0.05
 class ProgramDates:
     """The dates of one stream. Not locked: its owner has one thread."""
 
-    __slots__ = ("_came_at", "_date", "_hole", "_offset", "_place_ms", "_set_at", "_step_s", "_wall_s", "holes_s")
+    __slots__ = (
+        *("_agree", "_came_at", "_date", "_hole", "_offset", "_place_ms", "_set_at", "_step_s", "_wall_s"),
+        "holes_s",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, agree: Callable[[int, float], float] = lambda _, due: due) -> None:
+        self._agree = agree  # gives the date that a segment should have, for its place and the one that it would have
         self._offset = LeastOffset(_WINDOW_S)  # of our clock to the publisher's
         self.restart()
 
@@ -66,7 +71,7 @@ class ProgramDates:
 
     def begin_segment(self, at_ms: int, *, apart: bool, may_jump: bool = True) -> tuple[float, bool]:
         """Return the date of a segment that begins at `at_ms`, and whether it is `apart` from those before it."""
-        due, date = self._due(at_ms), None if self._date is None else self._date + self._step_s
+        due, date = self._agree(at_ms, self._due(at_ms)), None if self._date is None else self._date + self._step_s
         may_jump = may_jump and self._came_at - self._set_at >= _JUMP_EVERY_S
         off_s = 0.0 if date is None else due - date
         off_s = max(off_s - self.holes_s, min(off_s, 0.0))

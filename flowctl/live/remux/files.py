@@ -39,6 +39,9 @@ _HLS_END: Final = re.compile(
     rf"(?:-(\d{{1,20}})(?:\.ts|(?:\.\d{{1,20}})?\.m4s|-init\.mp4)|\.m3u8)(?:{re.escape(PART)})?\Z"
 )
 """What names of HLS's files end with, whole and being written; before it stands the stream, encoded."""
+VARIANT: Final = "%2b"
+"""Stands between the stream and the rendition in names of files of a variant: `encoded` writes escapes in capitals, and
+names of streams have none, so neither files nor addresses of a stream have it."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9 ._=@+-]*\Z")
 
 

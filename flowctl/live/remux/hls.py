@@ -39,7 +39,7 @@ from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.live.remux.container import DecodeTimes, fragment, last_frames, program_map, transport
 from flowctl.live.remux.course import Unit
 from flowctl.live.remux.dates import JUMP_S, ProgramDates
-from flowctl.live.remux.files import PART, DiskRoom, encoded, hls_file, lock_file
+from flowctl.live.remux.files import PART, VARIANT, DiskRoom, encoded, hls_file, lock_file
 from flowctl.live.remux.intake import MESSAGE_BYTES, Intake
 from flowctl.live.remux.playlist import AWAY_S, PLAYLIST, HlsPart, HlsSegment, Playlist
 from flowctl.live.remux.writer import RecorderState, StreamWriter
@@ -104,6 +104,7 @@ class HlsWriter(StreamWriter):
         stream: str,
         settings: HlsSettings,
         *,
+        variant: str = "",
         room: DiskRoom | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -112,7 +113,7 @@ class HlsWriter(StreamWriter):
         super().__init__(f"{app}/{stream}", Intake(), room, clock, wall)
         self._settings = settings
         self._folder = settings.folder / encoded(app)
-        self._stem = encoded(stream)
+        self._stem = encoded(stream) + (VARIANT + encoded(variant) if variant else "")
         if max(len(self._folder.name), len(self._stem)) > _NAME_BYTES:
             raise ConfigError(
                 f"{self._name:.60}... is too long for the name of a file: its application and its stream may have"
@@ -212,14 +213,18 @@ class HlsWriter(StreamWriter):
 
     def _finish_all(self) -> None:
         try:
-            self._break()
-            self._show_list()
-            if not self.goes_on:
+            if not self.given_up:
+                self._break()
+                self._show_list()
+            if not (self.goes_on or self.given_up):
                 self._end_list()
         finally:
-            if self._lock_number is not None:
-                os.close(self._lock_number)
-                self._lock_number = None
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._lock_number is not None:
+            os.close(self._lock_number)
+            self._lock_number = None
 
     def _write_unit(self, unit: Unit) -> None:
         if unit.broken:
@@ -495,7 +500,7 @@ class HlsWriter(StreamWriter):
 
     def _begin_list(self) -> Playlist:
         """Begin a playlist, and remove what an earlier run left of this stream."""
-        number = int(self._wall())
+        number = self._first()
         with opened_folder(self._folder) as folder:
             for name in names_below(folder):
                 if (found := hls_file(name)) and found[0] == self._stem:
@@ -507,6 +512,10 @@ class HlsWriter(StreamWriter):
         playlist = Playlist(number, self._settings.listed, self._settings.segment_s, self._settings.part_s)
         playlist.next_part = self._part_name()
         return playlist
+
+    def _first(self) -> int:
+        """Return the number of the first segment, where no earlier one is higher."""
+        return int(self._wall())
 
     def _replace(self, name: str, *data: bytes) -> None:
         """Write a file beside its name, then give it that."""

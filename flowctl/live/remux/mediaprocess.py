@@ -16,6 +16,7 @@ Another thread finishes the recordings that a process before has left behind, an
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import pickle
 import queue
@@ -25,7 +26,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, TypeAlias
 
 import structlog
 
@@ -33,7 +34,7 @@ from flowctl import log
 from flowctl.core.server.heap import use_few_heaps
 from flowctl.errors import ClosedError, FlowctlError, LocalProtocolError
 from flowctl.live.cluster.follow import FollowState, Source, StreamFollower
-from flowctl.live.cluster.media.order import MediaProcessConfig, StreamOrder
+from flowctl.live.cluster.media.order import RENDITION, MediaProcessConfig, StreamOrder
 from flowctl.live.cluster.workers.child import serve_orders
 from flowctl.live.remux.files import NameTemplate, recover
 from flowctl.live.remux.flvform import FlvForm, whole_bytes
@@ -46,6 +47,9 @@ from flowctl.live.remux.writer import RecorderState, StreamWriter
 from flowctl.live.settings.media import RecordFormat
 from flowctl.pollgroup import PollGroup
 from flowctl.wire.rtmp.url import url_of
+
+if TYPE_CHECKING:
+    from flowctl.live.remux.variants.variantset import VariantSet
 
 _log: Final = structlog.get_logger("flowctl.media")
 MOST_WRITTEN: Final = 500
@@ -75,6 +79,7 @@ class _Spec(NamedTuple):
     form: str = ""  # of a recording
     length_s: float = 0.0  # longest recording, or least segment
     part_s: float = 0.0
+    rendition: str = ""  # that alone, as a variant of the set
 
 
 class _Wanted(NamedTuple):
@@ -83,10 +88,11 @@ class _Wanted(NamedTuple):
     path: str
     spec: _Spec
     address: str
+    source: str = ""  # what is asked for of a rendition
 
 
 _Key: TypeAlias = tuple[str, str]
-"""Name of a stream, and kind of what is written of it."""
+"""Name of a stream, and kind of what is written of it; of a variant, with a slash and the name of its rendition."""
 _RECORD: Final = "record"
 _HLS: Final = "hls"
 _COUNTED: Final = ("files", "written_bytes", "media_s", "lost_messages")
@@ -99,8 +105,16 @@ _UNWRITTEN_ROW: Final = {"state": _UNWRITTEN, "file": "", **dict.fromkeys(_COUNT
 def _specs(order: StreamOrder) -> dict[str, _Spec | None]:
     return {
         _RECORD: _Spec(order.record_format, order.record_length_s) if order.record_format else None,
-        _HLS: _Spec("", order.hls_segment_s, order.hls_part_s) if order.hls else None,
+        _HLS: _Spec("", order.hls_segment_s, order.hls_part_s) if order.hls and not order.renditions else None,
+        **{
+            f"{_HLS}/{name}": _Spec("", order.hls_segment_s, order.hls_part_s, name)
+            for name in (order.renditions if order.hls else ())
+        },
     }
+
+
+def _is_variant(key: _Key) -> bool:
+    return key[1].startswith(f"{_HLS}/")
 
 
 class _Follow:
@@ -110,14 +124,17 @@ class _Follow:
         RemoteProtocolError: it cannot be asked for.
     """
 
-    def __init__(self, name: str, path: str, memory: StreamMemory, group: PollGroup) -> None:
+    def __init__(self, name: str, wanted: _Wanted, memory: StreamMemory, group: PollGroup) -> None:
         self.name: Final = name
         self._memory: Final = memory
         self._writers: tuple[StreamWriter, ...] = ()  # replaced as a whole, by the main thread
-        self._follow: Final = StreamFollower(self._source(path), self, group, backoff=BACKOFF, hold_s=HOLD_S)
+        self._follow: Final = StreamFollower(self._source(wanted), self, group, backoff=BACKOFF, hold_s=HOLD_S)
 
-    def _source(self, path: str) -> Source:
-        return Source(url_of(self.name, "media"), path, "server")
+    def _source(self, wanted: _Wanted) -> Source:
+        url = url_of(self.name, "media")
+        if wanted.source:
+            url = dataclasses.replace(url, raw_query=f"{RENDITION}={wanted.source}")
+        return Source(url, wanted.path, "server")
 
     # -- main thread
 
@@ -129,8 +146,8 @@ class _Follow:
         self._memory.holders += (self,)
         self._follow.start()
 
-    def move(self, path: str) -> None:
-        self._follow.move(self._source(path))
+    def move(self, wanted: _Wanted) -> None:
+        self._follow.move(self._source(wanted))
 
     def leave(self, writer: StreamWriter) -> None:
         """Have nothing more come for a writer."""
@@ -181,19 +198,30 @@ class WrittenStream:
         ConfigError: another process writes it, or it has no name for files.
     """
 
-    def __init__(self, key: _Key, wanted: _Wanted, config: MediaProcessConfig, follow: _Follow) -> None:
+    def __init__(
+        self,
+        key: _Key,
+        wanted: _Wanted,
+        config: MediaProcessConfig,
+        follow: _Follow,
+        sets: dict[str, VariantSet] | None = None,
+    ) -> None:
         self.key: Final = key
         self.wanted = wanted
         self.drop_at: float | None = None  # when it is forgotten. None: it is published.
         app, _, stream = key[0].rpartition("/")
-        make = _recorder if key[1] == _RECORD else _hls_writer
-        self._writer: Final = make(app or stream, stream, wanted.spec, config)
+        if key[1] == _RECORD:
+            writer = _recorder(app or stream, stream, wanted.spec, config)
+        else:
+            writer = _hls_writer(app or stream, stream, wanted.spec, config, {} if sets is None else sets)
+        self._writer: Final = writer
         self._follow: Final = follow
         follow.add(self._writer)
         self._writer.start()
 
-    def move(self, path: str) -> None:
-        self._follow.move(path)
+    def move(self, wanted: _Wanted) -> None:
+        self.wanted = wanted
+        self._follow.move(wanted)
 
     def leave(self) -> None:
         """Have nothing more come."""
@@ -202,6 +230,11 @@ class WrittenStream:
     def hand_over(self) -> None:
         """Leave a playlist to another process, which goes on with it: it does not end."""
         self._writer.goes_on = True
+
+    def drop_unwritten(self) -> None:
+        """Leave out HLS of which no segment is whole: a publication shows behind its beginning that it is a set."""
+        if self.key[1] != _RECORD and not self._writer.statistics().files:
+            self._writer.given_up = True
 
     @property
     def runs(self) -> bool:
@@ -221,7 +254,8 @@ class WrittenStream:
         figures = self._writer.statistics()
         return {
             "stream": self.key[0],
-            "kind": self.key[1],
+            "kind": self.key[1].partition("/")[0],
+            "rendition": self.wanted.spec.rendition,
             "state": figures.state.value,
             "why": figures.why,
             "file": "" if figures.path is None else str(figures.path),
@@ -247,9 +281,13 @@ def _recorder(app: str, stream: str, spec: _Spec, config: MediaProcessConfig) ->
     return StreamRecorder(app, stream, settings, Mp4Form)
 
 
-def _hls_writer(app: str, stream: str, spec: _Spec, config: MediaProcessConfig) -> StreamWriter:
+def _hls_writer(
+    app: str, stream: str, spec: _Spec, config: MediaProcessConfig, sets: dict[str, VariantSet]
+) -> StreamWriter:
     # As above.
     from flowctl.live.remux.hls import HlsSettings, HlsWriter  # noqa: PLC0415 - as said
+    from flowctl.live.remux.variants.variantset import VariantSet  # noqa: PLC0415 - as said
+    from flowctl.live.remux.variants.writer import VariantWriter  # noqa: PLC0415 - as said
 
     settings = HlsSettings(
         folder=config.hls_folder,
@@ -258,7 +296,11 @@ def _hls_writer(app: str, stream: str, spec: _Spec, config: MediaProcessConfig) 
         part_s=spec.part_s,
         keep_free_bytes=config.options.keep_free_bytes,
     )
-    writer = HlsWriter(app, stream, settings)
+    if spec.rendition:
+        its = sets.setdefault(f"{app}/{stream}", VariantSet(app, stream, settings))
+        writer: HlsWriter = VariantWriter(app, stream, spec.rendition, settings, its)
+    else:
+        writer = HlsWriter(app, stream, settings)
     writer.claim()
     return writer
 
@@ -278,6 +320,7 @@ class MediaProcess:
         self._waiting: dict[_Key, _Wanted] = {}  # to be written once that can be
         self._why: dict[_Key, str] = {}  # of those, why they are not written; it is in the log
         self._places: Final[Places[_Key]] = Places()
+        self._sets: Final[dict[str, VariantSet]] = {}  # by stream, while any of its variants are written
         self._time: Final[WorkTime[_Key]] = WorkTime(_MOST_SHARE)
         self._past: Final = {_RECORD: Counter[str](), _HLS: Counter[str]()}  # of streams that have gone
         self._clean_at = 0.0
@@ -307,6 +350,8 @@ class MediaProcess:
         until = time.monotonic() + _LAST_S
         while any(stream.runs for stream in self._written.values()) and time.monotonic() < until:
             time.sleep(_LAST_LOOK_S)
+        for variants in self._sets.values():
+            variants.want(())
         for stream in self._written.values():
             stream.hand_over()  # the server may be started again
             stream.leave()
@@ -325,11 +370,12 @@ class MediaProcess:
                 del self._finishing[key]
                 self._memory.due = True  # its last files were made after what it held was let go
                 row = stream.row()
-                self._past[key[1]].update({name: row[name] for name in _COUNTED})
+                self._past[row["kind"]].update({name: row[name] for name in _COUNTED})
         spent = {key: (stream.wanted.address, stream.charged_s) for key, stream in self._written.items()}
         for key, why in self._time.look(now, spent).items():
             self._give_way(key, why, _TIME_HINT)
         self._begin_waiting()
+        self._look_at_sets()
         for key, stream in list(self._written.items()):
             if stream.drop_at is not None and stream.drop_at <= now:
                 self._end(key)
@@ -341,45 +387,64 @@ class MediaProcess:
             self._memory.due = True  # what making files takes stays in the heap, and many small streams add up
             remove_ended(self._config.hls_folder, self._config.hls_streams.fits, time.time())
 
+    def _look_at_sets(self) -> None:
+        """Tell each set which of its variants are published, and forget those that have none any more."""
+        published: dict[str, list[str]] = {}
+        for key in (*self._written, *self._waiting):
+            if _is_variant(key) and (key in self._waiting or self._written[key].drop_at is None):
+                published.setdefault(key[0], []).append(key[1].partition("/")[2])
+        there = {key[0] for key in (*self._written, *self._waiting, *self._finishing) if _is_variant(key)}
+        for name in list(self._sets):
+            self._sets[name].want(published.get(name, ()))
+            if name not in there:
+                del self._sets[name]
+
     def _take(self, said: dict[str, Any]) -> None:
         name, path, order = said["stream"], said["path"], said["order"]
+        known = [key for key in (*self._written, *self._waiting) if key[0] == name]
         if order is None:
-            for key in ((name, _RECORD), (name, _HLS)):
+            for key in known:
                 self._forget(key)
                 if key in self._written:
                     self._written[key].drop_at = self._clock() + _DROP_S
             return
         wanted = StreamOrder(**order)
-        for kind, spec in _specs(wanted).items():
+        specs = _specs(wanted)
+        for kind, spec in (specs | {kind: specs.get(kind) for _, kind in known}).items():
             key = name, kind
+            source = "" if spec is None else wanted.renditions.get(spec.rendition, "")
             self._forget(key)
             stream = self._written.get(key)
             if stream is not None and stream.wanted.spec == spec:
                 stream.drop_at = None
-                stream.move(path)
-                stream.wanted = _Wanted(path, spec, wanted.address)
+                stream.move(_Wanted(path, spec, wanted.address, source))
                 self._places.take(key, wanted.address, MOST_WRITTEN)
                 continue
             if stream is not None and wanted.moves:
                 stream.hand_over()
                 stream.drop_at = self._clock() + _LAST_S  # what it has sent last is still read
+            elif stream is not None and spec is None and _is_variant(key) and specs[_HLS] is None:
+                stream.drop_at = stream.drop_at or self._clock() + _DROP_S  # its publisher may be back
             elif stream is not None:
+                stream.drop_unwritten()
                 self._end(key)
             if spec is not None:
-                self._waiting[key] = _Wanted(path, spec, wanted.address)
+                self._waiting[key] = _Wanted(path, spec, wanted.address, source)
 
     def _forget(self, key: _Key) -> None:
         self._waiting.pop(key, None)
         self._why.pop(key, None)
 
     def _begin_waiting(self) -> None:
-        follows: dict[str, _Follow] = {}  # by stream: what begins together has one connection
+        follows: dict[_Key, _Follow] = {}  # by stream and rendition: what begins together has one connection
+        taken = {(key[0], _is_variant(key)) for key in (*self._written, *self._finishing) if key[1] != _RECORD}
         for key in [key for key in self._waiting if key not in self._finishing]:
-            self._begin(key, self._waiting.pop(key), follows)
+            if key[1] == _RECORD or (key[0], not _is_variant(key)) not in taken:  # a playlist has one of two meanings
+                self._begin(key, self._waiting.pop(key), follows)
         for follow in follows.values():
             follow.start()
 
-    def _begin(self, key: _Key, wanted: _Wanted, follows: dict[str, _Follow]) -> None:
+    def _begin(self, key: _Key, wanted: _Wanted, follows: dict[_Key, _Follow]) -> None:
         """Begin to write, or note that it has to wait."""
         try:
             self._time.check(key, wanted.address, self._clock())
@@ -388,9 +453,10 @@ class MediaProcess:
             victim = self._places.take(key, wanted.address, MOST_WRITTEN)
             if victim is not None:
                 self._give_way(victim, "its place went to an address that has fewer")
-            follow = follows.get(key[0]) or _Follow(key[0], wanted.path, self._memory, self._group)
-            self._written[key] = WrittenStream(key, wanted, self._config, follow)
-            follows[key[0]] = follow
+            its = key[0], wanted.source
+            follow = follows.get(its) or _Follow(key[0], wanted, self._memory, self._group)
+            self._written[key] = WrittenStream(key, wanted, self._config, follow, self._sets)
+            follows[its] = follow
         except (FlowctlError, OSError) as error:
             self._wait(key, wanted, str(error), getattr(error, "hint", None))
             self._places.free(key)
@@ -432,7 +498,9 @@ class MediaProcess:
         totals = {kind: Counter(past) for kind, past in self._past.items()}
         for row in (*rows, *(stream.row() for _, stream in self._finishing.values())):
             totals[row["kind"]].update({name: row[name] for name in _COUNTED})
-        rows += [_UNWRITTEN_ROW | {"stream": key[0], "kind": key[1], "why": why} for key, why in self._why.items()]
+        for (name, kind), why in self._why.items():
+            plain, _, rendition = kind.partition("/")
+            rows.append(_UNWRITTEN_ROW | {"stream": name, "kind": plain, "rendition": rendition, "why": why})
         unwritten: dict[str, dict[str, str]] = {}
         for row in rows:
             if row["state"] in _LACKING:

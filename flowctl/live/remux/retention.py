@@ -16,7 +16,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from flowctl.core.folders.folders import opened_folder
-from flowctl.live.remux.files import hls_file, lock_below
+from flowctl.live.remux.files import VARIANT, hls_file, lock_below
 
 TEMPLATE: Final = "{app}/{stream}/{time}"
 """Names of a server's recordings."""
@@ -62,7 +62,7 @@ def remove_ended(folder: Path, ours: Callable[[str], bool], now: float) -> list[
                 of_stem.setdefault(found[0], []).append(name)
         for lock in [name for name in files if re.fullmatch(r"\..+\.lock", name)]:
             stem = lock.removeprefix(".").removesuffix(".lock")
-            stream = f"{unquote(way.name)}/{unquote(stem)}"
+            stream = f"{unquote(way.name)}/{unquote(stem.partition(VARIANT)[0])}"
             its = of_stem.get(stem, [])
             if not ours(stream) or now - max(files[name] for name in (lock, *its)) < ENDED_S:
                 continue

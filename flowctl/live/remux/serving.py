@@ -24,13 +24,14 @@ from urllib.parse import unquote
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.live.httpd.exchange import DIRECTIVE, Exchange, Handler, Request
-from flowctl.live.remux.files import encoded
+from flowctl.live.remux.files import VARIANT, encoded
 from flowctl.live.remux.playlist import CONTENT_TYPES, PLAYLIST
 from flowctl.live.remux.waiting import HlsPlaylists, ServedPlaylist, open_below
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp.url import RtmpUrl, canonical
 
 _SEGMENT: Final = re.compile(r"([A-Za-z0-9._~%-]{1,800})-\d{1,20}(?:\.ts|(?:\.\d{1,20})?\.m4s|-init\.mp4)")
+_VARIANT: Final = re.compile(r"([A-Za-z0-9._~%-]{1,800})\.m3u8")
 _PART_BYTES: Final = 64 * 1024
 """Part of a body that waits for a client that does not read: 32 MiB for 512 of them."""
 KEPT: Final = "max-age=3600"
@@ -54,10 +55,11 @@ class HlsFiles:
 
     def stream_of(self, path: str) -> str | None:
         app, _, name = path.removeprefix("/").rpartition("/")
-        if name.endswith(PLAYLIST):
+        plain = name.endswith(PLAYLIST) and VARIANT not in name
+        if plain:
             stream = name.removesuffix(PLAYLIST)
-        elif found := _SEGMENT.fullmatch(name):
-            stream = unquote(found[1])
+        elif found := _SEGMENT.fullmatch(name) or _VARIANT.fullmatch(name):
+            stream = unquote(found[1].partition(VARIANT)[0])
         else:
             return None
         if not app or not stream:
@@ -66,14 +68,15 @@ class HlsFiles:
             url = canonical(RtmpUrl().with_stream(f"{app}/{stream}"), decoded=True)
         except RemoteProtocolError:
             return None
-        return url.path if name.endswith(PLAYLIST) or url.stream == stream else None  # files have the name as it is
+        return url.path if plain or url.stream == stream else None  # files have the name as it is
 
     def handle(self, exchange: Exchange) -> None:
         path = exchange.request.path
         name, (app, _, stream) = path.rpartition("/")[2], (self.stream_of(path) or "").rpartition("/")
         try:
             if name.endswith(PLAYLIST):
-                self._answer_playlist(exchange, encoded(app), encoded(stream) + PLAYLIST)
+                file = name if VARIANT in name else encoded(stream) + PLAYLIST
+                self._answer_playlist(exchange, encoded(app), file)
             else:
                 self._answer_segment(exchange, encoded(app), name)
         except (OSError, ValueError):

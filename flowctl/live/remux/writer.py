@@ -69,6 +69,7 @@ class StreamWriter(abc.ABC):
         self.stream_ended: Final = threading.Event()  # set when a publication has ended
         self.spent_s, self.taken_bytes = 0.0, 0  # processor time of its thread, and for what; assigned by that thread
         self.goes_on = False  # another process goes on with the stream when this one has ended; assigned once
+        self.given_up = False  # what it holds at its end is not written; assigned once
         self._name = name
         self._room = room
         self._clock, self._wall = clock, wall

@@ -105,6 +105,7 @@ class RenditionFacts(NamedTuple):
     bytes_per_s: float  # on the wire, sound included; 0: not known
     joined: bool  # viewers may be in it
     clock: str  # how its times are made those of the set; empty: as they are, being a track
+    key: str  # see `Stream.rendition_key`
 
 
 @dataclass(eq=False, slots=True)
@@ -646,6 +647,7 @@ class RenditionSet:
                 max((wire.log.bytes_per_s for wire in item.stream.wires), default=0.0),
                 item.joined,
                 "" if item.clock is None else item.clock.why,
+                item.stream.rendition_key,
             )
             for item in found
         ]

@@ -57,6 +57,32 @@ def hls(web, folder):
     return web(handlers=hls_handlers(folder))
 
 
+SET = (
+    '#EXTM3U\n#EXT-X-STREAM-INF:BANDWIDTH=9,CODECS="avc1.42c01e",RESOLUTION=16x9\nroom%252b720.m3u8\n'
+    "#EXT-X-STREAM-INF:BANDWIDTH=8\nroom%252b360.m3u8\n"
+)
+
+
+def test_playlist_of_a_set_has_the_query_at_each_address_and_waits_for_nothing(hls, folder):
+    (folder / "live" / "room.m3u8").write_text(SET)
+    _, _, asked = hls.get("/live/room.m3u8?token=a&_HLS_msn=7&_HLS_part=1")
+    assert asked.decode() == SET.replace(".m3u8", ".m3u8?token=a")
+
+
+def test_variants_are_files_of_the_stream_whose_set_it_is(hls, folder):
+    files = HlsFiles(folder)
+    for name in ("room%2b720.m3u8", "room%2b720-7.m4s", "room%2b720-7.12.m4s", "room%2b720-7-init.mp4"):
+        assert files.stream_of(f"/live/{name}") == "live/room"
+        (folder / "live" / name).write_text("#EXTM3U\n")
+        assert hls.get(f"/live/{name.replace('%', '%25')}")[0] == 200
+    assert files.stream_of("/live/a%20b%2bc%5Fd.m3u8") == "live/a b"
+    for name in ("%2b720.m3u8", "ro/om%2b720.m3u8", "room%2b7 20.m3u8", "room%252b720.m3u8"):
+        assert files.stream_of(f"/live/{name}") in {None, "live/ro/om"}
+    # A stream may be called like that, and is another one.
+    assert files.stream_of("/live/room+720.m3u8") == "live/room+720"
+    assert hls.get("/live/room%2b720.m3u8")[0] == 404
+
+
 def test_files_of_hls_when_asked_for_are_given_with_type_and_age(hls):
     status, headers, body = hls.get("/live/room.m3u8")
     assert (status, body.decode()) == (200, PLAYLIST)
@@ -278,6 +304,19 @@ def test_proxy_when_it_connects_for_each_file_is_refused_none(web, folder):
         client.to_end()
         wait_for(lambda: not made.server.connections())
     assert made.server.admission.refused == {}
+
+
+def test_variants_when_a_token_is_for_the_stream_are_given_and_for_nobody_without_one(web, folder):
+    access = StreamAccess(play_auth=(Proof.TOKEN,), token_secrets=SecretFile("secrets", (SECRET,)))
+    found = web(handlers=hls_handlers(folder), access=access)
+    query = signed_query(SECRET, "play", "live/room", int(time.time()) + 60)
+    others = signed_query(SECRET, "play", "live/room_720", int(time.time()) + 60)
+    for name in ("room%2b720.m3u8", "room%2b720-7.m4s"):
+        (folder / "live" / name).write_text("#EXTM3U\n")
+        asked = f"/live/{name.replace('%', '%25')}"
+        assert found.get(f"{asked}?{query}")[0] == 200
+        assert found.get(f"{asked}?{others}")[0] in {401, 403}
+        assert found.get(asked)[0] in {401, 403}
 
 
 def test_hls_when_a_token_expires_goes_on_for_who_was_let_in(web, folder):

@@ -140,6 +140,36 @@ def test_process_when_a_publisher_moves_to_another_address_has_its_place_there(s
     assert server.figures()["unwritten"].keys() == {"live/b"}
 
 
+SET = {"renditions": {"720": "720:1", "360": "360:1"}}
+
+
+def variants(server):
+    return sorted(row["rendition"] for row in server.figures()["streams"] if row["state"] != "not written")
+
+
+def test_process_when_a_stream_is_a_set_writes_its_renditions_and_keeps_one_that_goes_for_a_while(server):
+    server.say("live/show", record_format="flv", **HLS, **SET)
+    assert sorted(server.rows()) == [("live/show", "hls")] * 2 + [("live/show", "record")]
+    assert variants(server) == ["", "360", "720"]
+    server.say("live/show", record_format="flv", **HLS, renditions={"720": "720:1"})
+    assert variants(server) == ["", "360", "720"]  # its publisher may be back
+    server.say("live/show", record_format="flv", **HLS, renditions={"720": "720:1", "360": "360:2"})
+    assert variants(server) == ["", "360", "720"]
+
+
+def test_process_when_a_stream_becomes_a_set_and_is_none_again_has_one_meaning_for_its_playlist_at_a_time(
+    server, tmp_path
+):
+    server.say("live/show", **HLS)
+    assert variants(server) == [""]
+    server.say("live/show", **HLS, **SET)
+    wait_until(lambda: variants(server) == ["360", "720"], "a set")
+    server.say("live/show", **HLS)
+    wait_until(lambda: variants(server) == [""], "a stream")
+    assert server.figures()["unwritten"] == {}
+    assert not list((tmp_path / "hls" / "live").glob("*.m3u8"))  # of nothing that came
+
+
 def test_process_when_a_stream_moves_to_the_next_server_leaves_it_to_that_one_soon(server, tmp_path):
     server.say("live/room", record_format="flv", **HLS)
     wait_until(lambda: len(server.rows()) == 2, "both are written")
@@ -194,6 +224,33 @@ def test_watch_when_the_publisher_may_be_back_keeps_the_address_whose_place_it_h
     for stream.publisher in (publisher, None, publisher, SimpleNamespace(peer=("follows x", 0))):
         hub.published[0]("live/a")
     assert told == ["192.0.2.1", ""]
+
+
+def test_watch_when_a_stream_is_a_set_tells_of_the_renditions_that_can_be_watched():
+    stream, told = SimpleNamespace(ended=False, publisher=SimpleNamespace(peer=("192.0.2.1", 7))), []
+    facts = [SimpleNamespace(name=name, key=f"{name}:1", joined=False) for name in ("720", "360")]
+    found = SimpleNamespace(ladder=False, sound_alone=False, renditions=lambda: facts)
+    options = MediaOptions(hls=StreamPatterns(("live/*",)))
+    hub = SimpleNamespace(
+        find_stream=lambda _: stream,
+        config=LiveConfig(media=options),
+        leaving=False,
+        published=(),
+        renditions=SimpleNamespace(find=lambda _: found),
+    )
+    server = SimpleNamespace(
+        hub=hub, groups=SimpleNamespace(groups=[SimpleNamespace(call_soon=lambda look, *of: look(*of))])
+    )
+    MediaWatch(server, lambda _, order: told.append((order.hls, order.renditions)), copies=True)
+    hub.published[0]("live/show")  # there is no picture yet
+    for fact in facts:
+        fact.joined = True
+        hub.published[0]("live/show")
+    found.sound_alone = True
+    hub.published[0]("live/show")
+    found.sound_alone, found.ladder = False, True
+    hub.published[0]("live/show")
+    assert told == [(True, {"720": "720:1"}), (True, {"720": "720:1", "360": "360:1"}), (True, {})]
 
 
 def test_watch_when_a_stream_was_at_another_worker_between_two_looks_tells_of_it_again():

@@ -182,8 +182,8 @@ def test_stream_when_recorded_and_hls_is_brought_once_and_held_once(tmp_path, mo
     for name, writer in zip(("_recorder", "_hls_writer"), writers, strict=True):
         monkeypatch.setattr(mediaprocess, name, lambda *_, writer=writer: writer)
     held = StreamMemory(1 << 30)
-    follow = mediaprocess._Follow("live/a", "/nowhere", held, None)
     wanted = mediaprocess._Wanted("/nowhere", mediaprocess._Spec(), "")
+    follow = mediaprocess._Follow("live/a", wanted, held, None)
     streams = [mediaprocess.WrittenStream(("live/a", kind), wanted, None, follow) for kind in ("record", "hls")]
     follow.start()
     [follower] = made

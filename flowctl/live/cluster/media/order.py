@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flowctl.live.settings.media import MediaOptions, StreamPatterns
+
+RENDITION: Final = "rendition"
+"""What the query of an address calls a rendition of the stream, where the media process asks for one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +22,7 @@ class StreamOrder:
     hls_segment_s: float = 0.0
     hls_part_s: float = 0.0
     address: str = ""  # of its publisher. Empty: it comes from another server.
+    renditions: dict[str, str] = field(default_factory=dict)  # that HLS has as variants: names, and what to ask for
     moves: bool = False  # it goes on at the server that takes the place of this one, which writes it then
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Final
 
@@ -59,7 +60,7 @@ class MediaWatch:
             address = "" if publisher is None or not publisher.peer[1] else publisher.peer[0]
             if publisher is None and known is not None:  # it may be back
                 address = known[0].address
-            order = order_of(self._hub.config, name, address)
+            order = self._of_set(stream, order_of(self._hub.config, name, address))
         elif self._hub.leaving:
             order = StreamOrder(moves=True)
         if order is None:
@@ -72,6 +73,14 @@ class MediaWatch:
         elif known is not None and order != known[0]:
             self._told[name] = order, publisher
             self._tell(name, order)
+
+    def _of_set(self, stream: Stream, order: StreamOrder) -> StreamOrder:
+        """Return the order for a stream, which has renditions as variants of its HLS if it is the face of a set."""
+        found = self._hub.renditions.find(stream) if order.hls else None
+        if found is None or found.ladder or found.sound_alone:
+            return order
+        variants = {item.name: item.key for item in found.renditions() if item.joined}
+        return dataclasses.replace(order, hls=bool(variants), renditions=variants)
 
     def _is_published(self, stream: Stream) -> bool:
         if stream.ended:

@@ -1,0 +1,114 @@
+"""Writes one rendition of a set as HLS, alike to the others (`VariantSet`), and measures what it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import deque
+from typing import Any, Final
+
+from flowctl.core.flow.state import VIDEO_CLASSES
+from flowctl.flv import TAG_AUDIO
+from flowctl.live.remux.course import Unit
+from flowctl.live.remux.dates import ProgramDates
+from flowctl.live.remux.hls import HlsSettings, HlsWriter, SegmentForm
+from flowctl.live.remux.intake import MESSAGE_BYTES
+from flowctl.live.remux.playlist import HlsSegment, Playlist
+from flowctl.live.remux.variants.tracks import Tracks, read_tracks
+from flowctl.live.remux.variants.variantset import Measures, VariantSet
+
+_EARLY_SHARE: Final = 1 / 8
+"""Part of a segment by which a key frame may be early: times are whole ms, and most key frames come at full seconds."""
+_MEASURED: Final = 60
+"""Segments of which it is measured what a variant takes."""
+
+
+class VariantWriter(HlsWriter):
+    """Writes one rendition of a set."""
+
+    def __init__(
+        self, app: str, stream: str, rendition: str, settings: HlsSettings, variants: VariantSet, **clocks: Any
+    ) -> None:
+        settings = dataclasses.replace(settings, form=SegmentForm.FMP4)
+        super().__init__(app, stream, settings, variant=rendition, **clocks)
+        self._rendition: Final = rendition
+        self._variants: Final = variants
+        self._dates = ProgramDates(self._agree)
+        self._early: list[Unit] = []  # sound that has come before the key frame whose segment it belongs to
+        self._pictures = 0  # in the open segment
+        self._measured: deque[tuple[int, float, int]] = deque(maxlen=_MEASURED)  # bytes, seconds and pictures of each
+        self._news: Tracks | None = None  # of a segment that the set has not been told of
+
+    def claim(self) -> None:
+        super().claim()
+        try:
+            self._variants.enter(self._rendition)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _finish_all(self) -> None:
+        try:
+            super()._finish_all()
+        finally:
+            self._variants.leave(self._rendition)
+
+    def _cell(self, at_ms: int) -> int:
+        """Return in which segment a time is, counted from the beginning of the clock."""
+        segment_ms = self._settings.segment_s * 1000
+        return int((at_ms + segment_ms * _EARLY_SHARE) // segment_ms)
+
+    def _due(self, now_ms: int) -> bool:
+        began = self._begin_ms
+        return began is not None and self._has_key and self._cell(now_ms) != self._cell(began)
+
+    def _write(self, until_ms: int, *, last: bool = True) -> None:
+        if self._zero_ms is None:
+            self._zero_ms = self._variants.zero(self._units[0].at_ms, self._at_ms)
+        if last:  # what came early here may have come late in another variant
+            early = [unit for unit in self._units if unit.type_id == TAG_AUDIO and unit.at_ms >= until_ms]
+            self._early, self._units = early, [unit for unit in self._units if unit not in early] or self._units
+        super()._write(until_ms, last=last)
+
+    def _write_unit(self, unit: Unit) -> None:
+        super()._write_unit(unit)
+        if self._early and self._units:
+            self._open_bytes += sum(len(early.payload) + MESSAGE_BYTES for early in self._early)
+            self._units += self._early
+            self._early = []
+
+    def _agree(self, at_ms: int, due: float) -> float:
+        return self._variants.date(self._cell(at_ms), at_ms, due)
+
+    def _first(self) -> int:
+        number = self._variants.number(self._cell(self._begin_ms or 0))
+        return super()._first() if number is None else number
+
+    def _begin_segment(self, playlist: Playlist) -> HlsSegment:
+        segment, at_ms = super()._begin_segment(playlist), self._begin_ms or 0
+        self._variants.begin(self._cell(at_ms), at_ms, playlist.next_number, segment.began_at or 0.0)
+        return segment
+
+    def _made(self, until_ms: int, zero_ms: int) -> tuple[bytes, bytes]:
+        self._pictures += sum(unit.message_class in VIDEO_CLASSES for unit in self._units)
+        return super()._made(until_ms, zero_ms)
+
+    def _close_segment(self, playlist: Playlist) -> None:
+        segment, made_bytes = self._segment, self._made_bytes
+        super()._close_segment(playlist)
+        if segment is not None:
+            usual = segment.duration_s >= self._settings.segment_s / 2
+            if usual or not self._measured:  # one that was cut short says little
+                self._measured.append((made_bytes, segment.duration_s, self._pictures))
+            self._pictures = 0
+            with contextlib.suppress(ValueError):
+                self._news = read_tracks(self._init)
+
+    def _write_list(self, playlist: Playlist) -> None:
+        super()._write_list(playlist)
+        if self._news is not None:
+            bits = [size * 8 / max(length_s, 0.001) for size, length_s, _ in self._measured]
+            sizes, lengths_s, pictures = map(sum, zip(*self._measured, strict=True))
+            measures = Measures(max(bits), sizes * 8 / max(lengths_s, 0.001), pictures / max(lengths_s, 0.001))
+            self._variants.note(self._rendition, measures, self._news)
+            self._news = None

@@ -1,0 +1,233 @@
+"""HLS of a set: the same pictures at the same place in each variant, and a playlist of what each takes."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import av
+import pytest
+
+from flowctl.errors import ConfigError
+from flowctl.flv import TAG_AUDIO, TAG_VIDEO
+from flowctl.live.remux.files import VARIANT
+from flowctl.live.remux.hls import AWAY_S, HlsSettings
+from flowctl.live.remux.intake import MessageTaken, PublicationBegan, PublicationEnded
+from flowctl.live.remux.variants.variantset import VariantSet
+from flowctl.live.remux.variants.writer import VariantWriter
+from flowctl.testing import ManualClock
+from flowctl.wire.media.synthetic import SyntheticSource
+
+RATES = {"720": 400_000, "360": 100_000}
+SEGMENT_S = 2.0
+
+
+class Show:
+    """A set whose writers are fed by hand; media comes in its time."""
+
+    def __init__(self, folder, **settings):
+        self.clock = ManualClock()
+        self.began = self.clock()
+        self.folder = folder / "live"
+        self.settings = HlsSettings(folder=folder, **{"segment_s": SEGMENT_S, "listed": 6, "part_s": 0.5} | settings)
+        self.set = VariantSet("live", "show", self.settings, self.clock)
+        self.writers = {}
+        self.at_ms = 0
+
+    def add(self, *names):
+        for name in names:
+            clocks = {"clock": self.clock, "wall": lambda: 1000.0 + self.clock() - self.began}
+            self.writers[name] = VariantWriter("live", "show", name, self.settings, self.set, **clocks)
+            self.writers[name].claim()
+            self.writers[name].work([PublicationBegan()])
+        self.set.want(self.writers)
+
+    def feed(self, **tags):
+        """Have each variant get its tags, in the order of their times."""
+        named = [(tag.timestamp, place, name[1:], tag) for name in tags for place, tag in enumerate(tags[name])]
+        for timestamp, _, name, tag in sorted(named, key=lambda item: item[:2]):
+            self.clock.advance(max(timestamp - self.at_ms, 0) / 1000)
+            self.at_ms = timestamp
+            self.writers[name].work([MessageTaken(tag.type_id, tag.timestamp, tag.payload)])
+
+    def end(self, *names, over=True):
+        if over:
+            self.set.want(())
+        for name in names:
+            self.writers.pop(name)._finish_all()
+
+    @property
+    def text(self):
+        path = self.folder / "show.m3u8"
+        return path.read_text() if path.exists() else ""
+
+    def bits(self, name):
+        """Return peak and mean that the playlist has of a variant."""
+        rest = r"[^\n]*\nshow%252b" + name + "\\."
+        found = re.search(r"BANDWIDTH=(\d+),AVERAGE-BANDWIDTH=(\d+),[^\n]*" + rest, self.text)
+        return tuple(map(int, found.groups()))
+
+    def segments(self, name):
+        """Return (number, date, length) of each whole segment that is listed."""
+        text = (self.folder / f"show{VARIANT}{name}.m3u8").read_text()
+        found = re.findall(r"DATE-TIME:(\S+)\n(?:#EXT-X-PART:.*\n)*#EXTINF:([\d.]+),\n.*-(\d+)\.m4s", text)
+        return [(int(number), date, float(length)) for date, length, number in found]
+
+
+def tags_of(name, seconds, *, from_s=0.0):
+    """Return tags up to a time, with a key frame each second; headers first, wherever they begin."""
+    tags = []
+    for tag in SyntheticSource(video_bit_rate=RATES[name], fps=10, key_interval_s=1.0):
+        if tag.timestamp >= seconds * 1000:
+            break
+        tags.append(tag)
+    headers = [tag for tag in tags[:4] if tag.timestamp == 0 and len(tag.payload) < 100]
+    later = [tag for tag in tags if tag.timestamp >= from_s * 1000 and tag not in headers]
+    return [*moved(headers, later[0].timestamp), *later]
+
+
+def moved(tags, by_ms):
+    return [tag._replace(timestamp=tag.timestamp + by_ms) for tag in tags]
+
+
+@pytest.fixture
+def show(tmp_path):
+    return Show(tmp_path)
+
+
+def test_variants_when_one_begins_later_have_the_same_segments_numbers_dates_and_times(show):
+    """It begins with a key frame in the middle of a segment of the other one."""
+    show.add("720", "360")
+    show.feed(_720=tags_of("720", 11.0), _360=tags_of("360", 11.0, from_s=5.0))
+    large, small = show.segments("720"), show.segments("360")
+    assert [length for _, _, length in large] == [SEGMENT_S] * 5
+    assert [length for _, _, length in small] == [1.0, SEGMENT_S, SEGMENT_S]
+    assert small[1:] == large[-2:]
+    assert small[0][0] == large[-3][0]
+    times = {name: show.writers[name]._zero_ms for name in show.writers}
+    assert times["720"] == times["360"]
+
+
+def test_variants_when_key_frames_are_a_little_early_are_cut_there(show):
+    show.add("720")
+    show.feed(_720=[tag._replace(timestamp=max(tag.timestamp - 1, 0)) for tag in tags_of("720", 9.0)])
+    assert [length for _, _, length in show.segments("720")] == [1.999, *[SEGMENT_S] * 3]
+
+
+def test_variants_when_sound_comes_before_the_key_frame_of_its_time_have_it_in_the_same_segment(tmp_path):
+    show = Show(tmp_path, part_s=0.6)
+
+    def sound(name, number):
+        init, *_ = show.folder.glob(f"show{VARIANT}{name}-*-init.mp4")
+        data = init.read_bytes() + (show.folder / f"show{VARIANT}{name}-{number}.m4s").read_bytes()
+        with av.open(io.BytesIO(data)) as file:
+            return [packet.pts for packet in file.demux(audio=0) if packet.pts is not None]
+
+    tags = tags_of("360", 5.0)
+    place = next(place for place, tag in enumerate(tags) if tag.type_id == TAG_VIDEO and tag.timestamp == 2000)
+    later = [tag for tag in tags if tag.timestamp >= 2000 and tag is not tags[place]]
+    early = [tag for tag in later if tag.type_id == TAG_AUDIO][:2]
+    before = [tag for tag in tags if tag.timestamp < 2000]
+    show.add("720", "360")
+    published = {
+        "720": [*before, tags[place], *later],
+        "360": [*before, *early, tags[place], *[tag for tag in later if tag not in early]],
+    }
+    for name, items in published.items():
+        for tag in items:
+            show.writers[name].work([MessageTaken(tag.type_id, tag.timestamp, tag.payload)])
+    numbers = [number for number, *_ in show.segments("720")]
+    assert len(numbers) == 2
+    for number in numbers:
+        assert sound("720", number) == sound("360", number)
+
+
+def test_playlist_when_all_have_a_segment_names_them_with_what_they_take(show):
+    show.add("720", "360")
+    show.feed(_720=tags_of("720", 3.0))
+    assert not show.text  # the other one is waited for
+    show.feed(_720=tags_of("720", 7.0, from_s=3.0), _360=tags_of("360", 7.0, from_s=3.0))
+    lines = show.text.splitlines()
+    assert lines[:3] == ["#EXTM3U", "#EXT-X-VERSION:6", "#EXT-X-INDEPENDENT-SEGMENTS"]
+    assert [line for line in lines if not line.startswith("#")] == ["show%252b360.m3u8", "show%252b720.m3u8"]
+    assert all("FRAME-RATE=10.000" in line and 'CODECS="avc1.' in line for line in lines[3::2])
+    for name, rate in RATES.items():
+        peak, mean = show.bits(name)
+        segments = [(show.folder / f"show{VARIANT}{name}-{at}.m4s", length) for at, _, length in show.segments(name)]
+        assert peak == pytest.approx(max(path.stat().st_size * 8 / length for path, length in segments), abs=1)
+        assert rate < mean <= peak
+
+
+def test_playlist_when_one_has_no_segment_for_long_names_the_others_and_it_when_it_has(show):
+    show.add("720", "360")
+    show.feed(_720=tags_of("720", 9.0))
+    assert [line for line in show.text.splitlines() if not line.startswith("#")] == ["show%252b720.m3u8"]
+    show.feed(_360=tags_of("360", 14.0, from_s=9.0))
+    assert show.text.count("#EXT-X-STREAM-INF") == 2
+
+
+def test_playlist_when_what_a_variant_takes_changes_by_a_tenth_is_written_again_and_not_before(show):
+    show.add("360")
+    show.feed(_360=tags_of("360", 21.0))
+    first = show.text
+    path = show.folder / "show.m3u8"
+    written = path.stat().st_ino
+    assert first
+    show.feed(_360=moved(tags_of("360", 6.0)[4:], 21_000))
+    assert path.stat().st_ino == written
+    larger = [tag._replace(timestamp=tag.timestamp + 27_000) for tag in tags_of("720", 5.0)[4:]]
+    show.feed(_360=larger)
+    assert show.text != first
+    assert show.bits("360")[0] > 2 * RATES["360"]
+
+
+def test_playlist_when_a_variant_goes_is_without_it_and_stays_when_the_set_ends(show):
+    show.add("720", "360")
+    show.feed(_720=tags_of("720", 5.0), _360=tags_of("360", 5.0))
+    assert show.text.count("#EXT-X-STREAM-INF") == 2
+    show.end("360", over=False)
+    assert [line for line in show.text.splitlines() if not line.startswith("#")] == ["show%252b720.m3u8"]
+    text = show.text
+    show.end("720")
+    assert show.text == text
+    assert (show.folder / f"show{VARIANT}720.m3u8").read_text().endswith("#EXT-X-ENDLIST\n")
+
+
+def test_set_when_its_publisher_is_back_goes_on_in_the_same_numbers(show):
+    show.add("720", "360")
+    show.feed(_720=tags_of("720", 5.0), _360=tags_of("360", 5.0))
+    for writer in show.writers.values():
+        writer.work([PublicationEnded("gone")])
+    show.clock.advance(AWAY_S / 2)
+    for writer in show.writers.values():
+        writer.work([PublicationBegan()])
+    show.at_ms = 12_000
+    show.feed(_720=moved(tags_of("720", 5.0), 12_000), _360=moved(tags_of("360", 5.0), 12_000))
+    assert show.segments("720") == show.segments("360")
+    assert len(show.segments("720")) == 5
+    for name in RATES:
+        assert (show.folder / f"show{VARIANT}{name}.m3u8").read_text().count("#EXT-X-DISCONTINUITY\n") == 1
+
+
+def test_set_when_another_process_writes_it_is_refused_until_that_has_ended(show, tmp_path):
+    show.add("720")
+    other = Show(tmp_path)
+    with pytest.raises(ConfigError, match="written by another process"):
+        other.add("360")
+    show.end("720")
+    other.add("360")
+    other.end("360")
+
+
+def test_set_when_the_stream_had_a_playlist_of_its_own_removes_what_is_left_of_it(show):
+    show.folder.mkdir()
+    old = ("show.m3u8", "show-7.m4s", "show-7.3.m4s", "show-7-init.mp4")
+    others = ("show2-7.m4s", "show.txt", "show%2b.m3u8")
+    for name in (*old, *others):
+        (show.folder / name).write_text("#EXTM3U\n")
+    show.add("720")
+    show.feed(_720=tags_of("720", 3.0))
+    left = {path.name for path in show.folder.iterdir()}
+    assert left.isdisjoint(old[1:])
+    assert left.issuperset(others)
+    assert "#EXT-X-STREAM-INF" in show.text
