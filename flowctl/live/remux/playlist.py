@@ -89,6 +89,10 @@ class Playlist:
         self.next_part = ""
         """Name that the next part will have."""
 
+    def continue_from(self, discontinuities: int) -> None:
+        """Count discontinuities as other playlists of the same content do; before there are segments."""
+        self._discontinuities = discontinuities
+
     @property
     def next_number(self) -> int:
         return self._number + len(self._segments)

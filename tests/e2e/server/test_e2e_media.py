@@ -15,7 +15,7 @@ from functools import partial
 import av
 import pytest
 from cli_kit import served
-from e2e_kit import frames_of, put, read_flv, wait_until
+from e2e_kit import address_of, frames_of, put, read_flv, wait_until
 from loopback_kit import LOOPBACK, loopback
 
 from flowctl.control.client import call_operation
@@ -134,6 +134,44 @@ def test_media_when_settings_name_streams_is_written_as_it_came_for_nobody_but_w
     assert not [name for name in names if "hush" in name or key in name]
     folders = {item.parent.name for item in recordings(tmp_path, ".mp4")}
     assert folders == {"a%20b%2Bc", "%C3%BC%25..", "%2Ehidden%3Bx"}
+
+
+@pytest.mark.timeout(300)
+def test_hls_of_a_set_when_a_rendition_goes_and_is_back_names_those_that_there_are(tmp_path, programs, sample):
+    """Files of the set alone are written, and FFmpeg plays them."""
+    text = 'hls = "live/show"\nrenditions = "_large,_small"\nhls_segment = "1s"\nreturn_grace = "1s"\n'
+    with writing(tmp_path, text, "--http", loopback()) as server:
+
+        def sizes():
+            return re.findall(r"RESOLUTION=(\S+),FRAME-RATE=\d", fetched(server, "/live/show.m3u8")[1])
+
+        def listed(name):
+            return fetched(server, f"/live/show%252b{name}.m3u8")[1]
+
+        def publish(name):
+            address = address_of(server, f"live/show_{name}")
+            return programs.start("-stream_loop", -1, "-re", "-i", sample(name), "-c", "copy", "-f", "flv", address)
+
+        large, small = publish("large"), publish("small")
+        until(lambda: sizes() == ["480x270", "640x360"], "a playlist of both")
+        until(lambda: min(listed(name).count("#EXTINF") for name in ("large", "small")) > 2, "segments of both")
+        assert "#EXT-X-PART:" in listed("large")
+        player = programs.start("-i", f"http://{server.ready['http'][0]}/live/show.m3u8", "-t", 2, "-f", "null", "-")
+        assert player.wait() == 0
+        small.kill()
+        until(lambda: sizes() == ["640x360"], "the other one alone")
+        until(lambda: "#EXT-X-ENDLIST" in listed("small"), "the end of the one that has gone")
+        small = publish("small")
+        until(lambda: sizes() == ["480x270", "640x360"], "both again")
+        assert "#EXT-X-ENDLIST" not in listed("large")
+        for program in (large, small):
+            program.kill()
+        until(lambda: all("#EXT-X-ENDLIST" in listed(name) for name in ("large", "small")), "the end of both")
+        assert sizes() == ["480x270", "640x360"]
+    assert {path.name.partition("%2b")[0] for path in (tmp_path / "hls" / "live").glob("show*")} == {
+        "show",
+        "show.m3u8",
+    }
 
 
 def test_media_when_its_process_is_killed_loses_little_and_goes_on(tmp_path, clients):

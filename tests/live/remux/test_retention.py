@@ -74,6 +74,14 @@ def test_hls_of_a_stream_that_has_ended_goes_after_its_time(tmp_path):
     assert files(tmp_path) == sorted(str(path.relative_to(tmp_path)) for path in other)
 
 
+def test_hls_of_a_set_goes_with_its_variants(tmp_path):
+    for stem in ("show", "show%2b720", "show%2b360"):
+        for name in (f"{stem}.m3u8", f"{stem}-17.m4s", f".{stem}.lock"):
+            put(tmp_path / "live" / name, ENDED_S + 1)
+    assert set(remove_ended(tmp_path, lambda name: name == "live/show", NOW)) == {"live/show"}
+    assert files(tmp_path) == []
+
+
 def test_hls_of_thousands_of_streams_goes_in_a_time_that_does_not_grow_with_their_square(tmp_path):
     (tmp_path / "live").mkdir()
     for number in range(3000):

@@ -150,6 +150,32 @@ def test_sound_when_its_member_goes_is_that_of_the_next_without_a_gap_in_any_ren
     assert [log.tail.counts[MessageClass.AUDIO] for log in logs] == [19, 19]  # all but what came before their key frame
 
 
+def test_rendition_when_its_member_has_gone_and_another_has_its_name_is_told_of_as_another_one(world):
+    """Who follows one rendition from elsewhere has to ask anew: nothing comes any more where it is."""
+    hub, told = world.hub, []
+    hub.published += (told.append,)
+
+    def keys():
+        facts = hub.renditions.find(world.stream("live/show")).renditions()
+        return {item.name: item.key for item in facts if item.joined}
+
+    world.all_members()
+    world.send(2)
+    first = keys()
+    assert list(first) == ["1080", "720", "360"]
+    delete(world.members.pop("_360"))
+    world.send(8)
+    assert list(keys()) == ["1080", "720"]
+    told.clear()
+    world.member("_360")
+    world.send(20)
+    assert "live/show" in told
+    assert {name for name, key in keys().items() if key != first[name]} == {"360"}
+    face = world.stream("live/show")
+    assert [face.find_rendition(key).rendition for key in keys().values()] == ["1080", "720", "360"]
+    assert face.find_rendition("480:1.000000") is None
+
+
 def test_metadata_and_header_of_a_rendition_are_its_own(world):
     world.all_members()
     world.send(2)

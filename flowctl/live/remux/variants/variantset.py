@@ -4,7 +4,8 @@ How it works. Each rendition is HLS of its own, with a writer of its own: ``show
 escapes in names of files are in capitals, so no stream has files of such a name, and who may play ``show`` may have all
 of them. For players to go from one to another in the middle, the same picture is at the same place in each: segments
 begin at the first key frame of each `segment_s` of the set's clock, wherever a writer began, on one timeline, and the
-writer that comes to a segment first gives its number and its date to those that follow.
+writer that comes to a segment first gives its number and its date to those that follow. Where one has a discontinuity,
+the others have one with their next segment, since players compare how many there were.
 
 ``show.m3u8`` names the variants, the smallest first: players that begin with the first one begin at once. What they
 take is measured, of the segments of the last minutes. The file is written by the thread of a writer that has news: when
@@ -85,6 +86,7 @@ class VariantSet:
         self._first_at: float | None = None  # when the first one had a segment; guarded by _lock
         self._zero_ms: int | None = None  # where the timeline of all begins on their clock; guarded by _lock
         self._last_ms = 0  # where it was last; guarded by _lock
+        self._discontinuities = 0  # guarded by _lock
         self._begun: dict[int, _Begun] = {}  # by place on the clock in segments; guarded by _lock
 
     def want(self, renditions: Iterable[str]) -> None:
@@ -109,6 +111,7 @@ class VariantSet:
             self._facts.pop(rendition, None)
             goes_on = bool(self._wanted and self._facts)
             if not self._inside and self._file is not None:
+                os.utime(self._file)  # the playlist stays for as long as those of its variants
                 os.close(self._file)
                 self._file = None
         if goes_on:
@@ -147,10 +150,17 @@ class VariantSet:
             first = self._begun.get(cell)
             return own if first is None else first.date + (at_ms - first.at_ms) / 1000
 
-    def begin(self, cell: int, at_ms: int, number: int, date: float) -> None:
-        """Note that a segment begins."""
+    @property
+    def discontinuities(self) -> int:
+        """The most that a variant has had."""
+        with self._lock:
+            return self._discontinuities
+
+    def begin(self, cell: int, at_ms: int, number: int, date: float, discontinuities: int) -> None:
+        """Note that a segment begins, behind how many discontinuities."""
         with self._lock:
             self._last_ms = at_ms
+            self._discontinuities = max(self._discontinuities, discontinuities)
             self._begun.setdefault(cell, _Begun(at_ms, number, date))
             while len(self._begun) > _KEPT_CELLS:
                 del self._begun[next(iter(self._begun))]

@@ -35,6 +35,7 @@ class VariantWriter(HlsWriter):
         self._variants: Final = variants
         self._dates = ProgramDates(self._agree)
         self._early: list[Unit] = []  # sound that has come before the key frame whose segment it belongs to
+        self._discontinuities = 0  # so far
         self._pictures = 0  # in the open segment
         self._measured: deque[tuple[int, float, int]] = deque(maxlen=_MEASURED)  # bytes, seconds and pictures of each
         self._news: Tracks | None = None  # of a segment that the set has not been told of
@@ -84,9 +85,19 @@ class VariantWriter(HlsWriter):
         number = self._variants.number(self._cell(self._begin_ms or 0))
         return super()._first() if number is None else number
 
+    def _begin_list(self) -> Playlist:
+        playlist = super()._begin_list()
+        self._discontinuities = self._variants.discontinuities
+        playlist.continue_from(self._discontinuities)
+        return playlist
+
     def _begin_segment(self, playlist: Playlist) -> HlsSegment:
         segment, at_ms = super()._begin_segment(playlist), self._begin_ms or 0
-        self._variants.begin(self._cell(at_ms), at_ms, playlist.next_number, segment.began_at or 0.0)
+        if self._discontinuities + segment.discontinuity < self._variants.discontinuities:
+            segment = dataclasses.replace(segment, discontinuity=True)
+        self._discontinuities += segment.discontinuity
+        date = segment.began_at or 0.0
+        self._variants.begin(self._cell(at_ms), at_ms, playlist.next_number, date, self._discontinuities)
         return segment
 
     def _made(self, until_ms: int, zero_ms: int) -> tuple[bytes, bytes]:
