@@ -43,7 +43,7 @@ async function startShaka(url) {
   shaka.polyfill.installAll();
   const made = new shaka.Player();
   await made.attach(video);
-  made.configure({streaming: {lowLatencyMode: true}});
+  made.configure({streaming: {lowLatencyMode: false}});  // with it a line counts as slow as parts are made
   made.addEventListener("error", (event) => said.faults.push(`Shaka: ${event.detail.code}`));
   await made.load(url).catch((error) => said.faults.push(`Shaka: ${error}`));
   said.look = () => ({heights: made.getVariantTracks().map((item) => item.height), holes: made.getStats().gapsJumped});

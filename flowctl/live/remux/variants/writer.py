@@ -7,7 +7,7 @@ import dataclasses
 from collections import deque
 from typing import Any, Final
 
-from flowctl.core.flow.state import VIDEO_CLASSES
+from flowctl.core.flow.state import VIDEO_CLASSES, MessageClass
 from flowctl.flv import TAG_AUDIO
 from flowctl.live.remux.course import Unit
 from flowctl.live.remux.dates import ProgramDates
@@ -19,6 +19,9 @@ from flowctl.live.remux.variants.variantset import Measures, VariantSet
 
 _EARLY_SHARE: Final = 1 / 8
 """Part of a segment by which a key frame may be early: times are whole ms, and most key frames come at full seconds."""
+_LATE_MS: Final = 200
+"""Media for which a key frame waits for the sound before it; no more than `_LATE_COUNT` messages."""
+_LATE_COUNT: Final = 16
 _MEASURED: Final = 60
 """Segments of which it is measured what a variant takes."""
 
@@ -34,6 +37,8 @@ class VariantWriter(HlsWriter):
         self._rendition: Final = rendition
         self._variants: Final = variants
         self._dates = ProgramDates(self._agree)
+        self._sound_ms = -1  # time of the last sound
+        self._late: list[Unit] = []  # a key frame that begins a segment, and what came behind it: sound is waited for
         self._early: list[Unit] = []  # sound that has come before the key frame whose segment it belongs to
         self._discontinuities = 0  # so far
         self._pictures = 0  # in the open segment
@@ -72,11 +77,54 @@ class VariantWriter(HlsWriter):
         super()._write(until_ms, last=last)
 
     def _write_unit(self, unit: Unit) -> None:
+        """Write a message; a key frame that begins a segment when sound of its time has come, that of before it first.
+
+        The sound of a set comes from one member, so it is here in another order with the pictures of each.
+        """
+        if unit.message_class is MessageClass.AUDIO:
+            self._sound_ms = unit.at_ms
+        if not self._late:
+            sounds = "audio" in self._timeline.codecs and not unit.broken
+            if unit.cut and sounds and self._sound_ms < unit.at_ms and self._due(unit.at_ms):
+                self._late.append(unit)
+            else:
+                self._pass_on(unit)
+            return
+        begin_ms = self._late[0].at_ms
+        if unit.type_id == TAG_AUDIO and unit.at_ms < begin_ms and not unit.broken:
+            self._pass_on(unit)
+            return
+        self._late.append(unit)
+        waited = unit.type_id == TAG_AUDIO or unit.at_ms - begin_ms >= _LATE_MS or len(self._late) >= _LATE_COUNT
+        if waited or unit.broken:
+            self._pass_late_on()
+
+    def _pass_late_on(self) -> None:
+        late, self._late = self._late, []
+        for unit in late:
+            self._pass_on(unit)
+
+    def _pass_on(self, unit: Unit) -> None:
         super()._write_unit(unit)
         if self._early and self._units:
             self._open_bytes += sum(len(early.payload) + MESSAGE_BYTES for early in self._early)
             self._units += self._early
             self._early = []
+
+    def _break(self) -> None:
+        self._pass_late_on()
+        super()._break()
+        self._sound_ms = -1
+
+    def _begin_apart(self) -> None:
+        self._lose([*self._early, *self._late])
+        self._early, self._late = [], []
+        super()._begin_apart()
+
+    @property
+    def held_bytes(self) -> tuple[int, int]:
+        waiting, made = super().held_bytes
+        return waiting + sum(len(unit.payload) + MESSAGE_BYTES for unit in tuple(self._late)), made
 
     def _agree(self, at_ms: int, due: float) -> float:
         return self._variants.date(self._cell(at_ms), at_ms, due)

@@ -114,7 +114,11 @@ def test_variants_when_key_frames_are_a_little_early_are_cut_there(show):
     assert [length for _, _, length in show.segments("720")] == [1.999, *[SEGMENT_S] * 3]
 
 
-def test_variants_when_sound_comes_before_the_key_frame_of_its_time_have_it_in_the_same_segment(tmp_path):
+@pytest.mark.parametrize("late", [1, 3, -2, -4])
+def test_variants_when_sound_comes_before_or_behind_the_key_frame_of_its_time_have_it_in_the_same_segment(
+    tmp_path, late
+):
+    """Which comes first is not the same for each size of picture; `late`: sounds that the key frame comes too early."""
     show = Show(tmp_path, part_s=0.6)
 
     def sound(name, number):
@@ -125,14 +129,16 @@ def test_variants_when_sound_comes_before_the_key_frame_of_its_time_have_it_in_t
 
     tags = tags_of("360", 5.0)
     place = next(place for place, tag in enumerate(tags) if tag.type_id == TAG_VIDEO and tag.timestamp == 2000)
-    later = [tag for tag in tags if tag.timestamp >= 2000 and tag is not tags[place]]
-    early = [tag for tag in later if tag.type_id == TAG_AUDIO][:2]
-    before = [tag for tag in tags if tag.timestamp < 2000]
+    sounds = [tag for tag in tags if tag.type_id == TAG_AUDIO]
+    first = next(at for at, tag in enumerate(sounds) if tag.timestamp >= 2000)
+    moved_ones = sounds[first - late : first] if late > 0 else sounds[first : first - late]
+    others = [tag for tag in tags if tag not in moved_ones]
+    at = others.index(tags[place])
+    there = (
+        [*others[: at + 1], *moved_ones, *others[at + 1 :]] if late > 0 else [*others[:at], *moved_ones, *others[at:]]
+    )
     show.add("720", "360")
-    published = {
-        "720": [*before, tags[place], *later],
-        "360": [*before, *early, tags[place], *[tag for tag in later if tag not in early]],
-    }
+    published = {"720": tags, "360": there}
     for name, items in published.items():
         for tag in items:
             show.writers[name].work([MessageTaken(tag.type_id, tag.timestamp, tag.payload)])
