@@ -125,6 +125,7 @@ class VariantSet:
             self._facts[rendition] = _Facts(measures, tracks)
             missing = set(self._wanted) & self._inside - self._facts.keys()
             ready = bool(self._told) or not missing or now - self._first_at >= self._patience_s
+            ready = ready and bool(self._wanted)  # else the set has ended, and one variant ends behind the other
         if ready:
             self._tell()
 

@@ -199,6 +199,13 @@ def test_playlist_when_a_variant_goes_is_without_it_and_stays_when_the_set_ends(
     assert (show.folder / f"show{VARIANT}720.m3u8").read_text().endswith("#EXT-X-ENDLIST\n")
 
 
+def test_playlist_when_the_set_ends_names_all_though_one_ends_behind_the_other(show):
+    show.add("720", "360")
+    show.feed(_720=tags_of("720", 5.0), _360=tags_of("360", 5.0))  # in the middle of a segment, which is written then
+    show.end("720", "360")
+    assert show.text.count("#EXT-X-STREAM-INF") == 2
+
+
 def test_set_when_its_publisher_is_back_goes_on_in_the_same_numbers(show):
     show.add("720", "360")
     show.feed(_720=tags_of("720", 5.0), _360=tags_of("360", 5.0))
