@@ -196,7 +196,7 @@ class VariantSet:
 
 def multivariant(variants: dict[str, _Facts]) -> bytes:
     """Return the playlist of variants, by the names of theirs without the suffix (RFC 8216, 4.3.4.2)."""
-    lines = ["#EXTM3U", "#EXT-X-VERSION:6", "#EXT-X-INDEPENDENT-SEGMENTS"]
+    lines = ["#EXTM3U", "#EXT-X-VERSION:6"]
     for stem, (measures, tracks) in sorted(variants.items(), key=lambda item: item[1].measures.mean_bits):
         words = [f"BANDWIDTH={measures.peak_bits:.0f}", f"AVERAGE-BANDWIDTH={measures.mean_bits:.0f}"]
         words.append(f'CODECS="{",".join(tracks.codecs)}"')

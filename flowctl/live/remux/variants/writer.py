@@ -68,13 +68,19 @@ class VariantWriter(HlsWriter):
         began = self._begin_ms
         return began is not None and self._has_key and self._cell(now_ms) != self._cell(began)
 
-    def _write(self, until_ms: int, *, last: bool = True) -> None:
+    def _write(self, next_ms: int, *, before: int = 0, last: bool = True) -> None:
         if self._zero_ms is None:
             self._zero_ms = self._variants.zero(self._units[0].at_ms, self._at_ms)
         if last:  # what came early here may have come late in another variant
-            early = [unit for unit in self._units if unit.type_id == TAG_AUDIO and unit.at_ms >= until_ms]
+            early = [unit for unit in self._units if unit.type_id == TAG_AUDIO and unit.at_ms >= next_ms]
             self._early, self._units = early, [unit for unit in self._units if unit not in early] or self._units
-        super()._write(until_ms, last=last)
+        super()._write(next_ms, before=before, last=last)
+
+    def _without(self, unit: Unit, hole_ms: int) -> Unit:
+        """Begin anew behind a hole in the clock: taken out of it, that would not be alike in all variants."""
+        del hole_ms
+        self._break()
+        return unit
 
     def _write_unit(self, unit: Unit) -> None:
         """Write a message; a key frame that begins a segment when sound of its time has come, that of before it first.
@@ -148,9 +154,9 @@ class VariantWriter(HlsWriter):
         self._variants.begin(self._cell(at_ms), at_ms, playlist.next_number, date, self._discontinuities)
         return segment
 
-    def _made(self, until_ms: int, zero_ms: int) -> tuple[bytes, bytes]:
+    def _made(self, next_ms: int, least_ms: int, zero_ms: int) -> tuple[bytes, bytes]:
         self._pictures += sum(unit.message_class in VIDEO_CLASSES for unit in self._units)
-        return super()._made(until_ms, zero_ms)
+        return super()._made(next_ms, least_ms, zero_ms)
 
     def _close_segment(self, playlist: Playlist) -> None:
         segment, made_bytes = self._segment, self._made_bytes
