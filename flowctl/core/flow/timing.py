@@ -235,10 +235,11 @@ class Timing:
                 if key_s_ago / 2 <= wait_s <= self._most_held_s:
                     behind_s = (behind_bytes + size_bytes) * steady_per_byte
                     return behind_s > key_s_ago + _BEHIND_SHARE * pictures_s
-            elif (key_s := key_bytes * steady_per_byte) <= self._most_held_s and key_s_ago / 2 <= key_s + pictures_s:
-                # It has begun no later than pictures are waited for.
+            elif (key_s := key_bytes * steady_per_byte) <= self._most_held_s:
+                # It has begun no later than pictures are waited for. Long after it, less and less late.
+                most_s = key_s + (1 + _KEY_WAIT_SHARE) * pictures_s
                 steady_s = self.now - since + (before_bytes + size_bytes) * steady_per_byte
-                return steady_s > key_s + (1 + _KEY_WAIT_SHARE) * pictures_s
+                return steady_s > max(min(most_s, 2 * most_s - key_s_ago), due)
         if pictures_s == inf or not (message_class in _BEHIND or (self._carried and due >= pictures_s)):
             return True
         wait_s = min(key_bytes * self.seconds_per_byte + _KEY_WAIT_SHARE * pictures_s, self._most_behind_s)
