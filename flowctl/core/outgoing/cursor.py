@@ -91,8 +91,8 @@ class LogCursor:
         wait: the key wait. None: none.
         values: the values of keys that wait. None: it is in the cohort, or its log has no keys.
         restarts: times it was brought to a key frame after a loss.
-        behind: (size, end in the log, when published) of the last key frame of its log that was handed over. None:
-            none was. Not its group, which would hold the log from there on.
+        behind: `Gop.key` of the last key frame of its log that was handed over. None: none was. Not its group, which would
+            hold the log from there on.
         leading: sequences of the key frames at which it went on after a loss, until their leading pictures are past.
         key_waits_expired: times no key frame came in time.
     """
@@ -316,7 +316,7 @@ class LogCursor:
                 ):
                     break
                 if message_class is _KEY:
-                    self.behind = len(wire), entry.offset + len(wire), entry.gop.started_at
+                    self.behind = entry.gop.key
                 items.append((message_class, wire, since))
                 size = end
             entry = following
@@ -324,7 +324,7 @@ class LogCursor:
 
     def key_before(self, entry: Entry) -> tuple[int, int, float, float]:
         """Return what `Timing.late` asks of the key frame before `entry`: the last that was handed over."""
-        key_bytes, end, began = self.behind or (entry.gop.key_bytes, entry.offset, entry.gop.started_at)
+        key_bytes, end, began = self.behind or entry.gop.key
         return key_bytes, entry.offset - end, max(began, self.joined_at), entry.enqueued_at - began
 
     def _move_to(self, end: Entry) -> None:

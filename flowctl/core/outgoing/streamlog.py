@@ -127,6 +127,7 @@ class Gop:
         started_at: enqueue time of its key frame in seconds.
         offset: wire bytes of the log before its key frame.
         key_bytes: size of its key frame.
+        key: that, where in the log it ends, and `started_at`, for those who are behind it (`LogCursor.behind`).
     """
 
     key_sequence: int
@@ -134,6 +135,7 @@ class Gop:
     started_at: float
     offset: int = 0
     key_bytes: int = 0
+    key: tuple[int, int, float] = (0, 0, 0.0)
     next_key: Entry | None = None
 
 
@@ -498,7 +500,8 @@ class StreamLog:
 
     def _open_gop(self, entry: Entry, restart: tuple[bytes, ...], now: float) -> None:
         previous = self.gop
-        gop = Gop(entry.sequence, restart, now, entry.offset, len(entry.wire))
+        size = len(entry.wire)
+        gop = Gop(entry.sequence, restart, now, entry.offset, size, (size, entry.offset + size, now))
         if previous.key_sequence >= 0:
             self.gop_duration_s = now - previous.started_at
             self.gop_bytes = entry.offset - previous.offset
