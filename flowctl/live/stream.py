@@ -44,7 +44,7 @@ GIVEN_WIRES: Final = MOST_WIRES // 2
 open many streams, do not use up those of the others."""
 _LONGEST_GAP_MS: Final = 3_600_000
 _AHEAD_MS: Final = 10_000
-"""Step of a track's clock, and of the stream's, beyond which it is another clock: as for files (`remux.course`)."""
+"""Step ahead of the time that has gone by, beyond which it is another clock: as for files (`remux.course`)."""
 _BACK_MS: Final = 1_000
 """The same for a step back: frames of one track are not so far out of order, and a player would wait for so long."""
 _LEAST_BACK_STEP: Final = CLOCK_MASK + 1 - _BACK_MS
@@ -147,7 +147,10 @@ class Stream:
         # By type of audio and video: timestamp of the last frame as it was published; guarded by _lock
         self._own_ms = [0] * (TYPE_VIDEO + 1)
         self._jump_told_at = float("-inf")  # guarded by _lock
-        self._jumped_ms = 0  # by which jumps of this publisher's clock have changed `_shift`; guarded by _lock
+        # A track whose clock has not jumped as that of the other one did, 0 for none, and what is added to its
+        # timestamps, or was to all before the jump; guarded by _lock
+        self._kept_type = self._kept_shift = 0
+        self._first_shift: int | None = None  # of this publisher, before its clock jumped; guarded by _lock
         self._key_seen = False  # since this publisher began; guarded by _lock
         self._groups = PictureGroups()  # of this publisher; guarded by _lock
         self._began_at = now  # when this publisher began; guarded by _lock
@@ -214,7 +217,8 @@ class Stream:
             self.media_at = now
             self._shift = None
             self._own_ms = [0] * (TYPE_VIDEO + 1)
-            self._jumped_ms = 0
+            self._kept_type = 0
+            self._first_shift = None
             self._key_seen = False
             self._groups = PictureGroups()
             self._began_at = now
@@ -255,16 +259,17 @@ class Stream:
             if type_id in MEDIA_TYPES:
                 self.media_at = now
                 own_ms, self._own_ms[type_id] = self._own_ms[type_id], timestamp
-                if _AHEAD_MS < timestamp - own_ms & CLOCK_MASK < _LEAST_BACK_STEP:
+                if _BACK_MS < timestamp - own_ms & CLOCK_MASK < _LEAST_BACK_STEP:
                     self._look_for_jump(type_id, own_ms, timestamp, message_class, now)
             published_ms = timestamp
             shift, last = self._shift, self._last_timestamp
             if shift is None or last is None:
                 timestamp = self._rebase(timestamp, message_class, now)
             else:  # as `_rebase` does, without the call
-                timestamp = timestamp + shift & CLOCK_MASK
-                self._last_at = now
-                self._last_timestamp = timestamp if timestamp - last & CLOCK_MASK < CLOCK_HALF else last
+                timestamp = timestamp + (self._kept_shift if type_id == self._kept_type else shift) & CLOCK_MASK
+                clocked = message_class is not _HEADER
+                self._last_at = now if clocked else self._last_at
+                self._last_timestamp = timestamp if clocked and timestamp - last & CLOCK_MASK < CLOCK_HALF else last
             self.messages_in[message_class] += 1
             self.bytes_in += len(payload)
             header_key = None
@@ -334,8 +339,11 @@ class Stream:
             self._feed_locked(self._on_tracks(self), now)
             self._part_tracks()
         if self.feed is not None:
-            at = timestamp - self._jumped_ms & CLOCK_MASK if self.feed.sees_jumps else timestamp
-            self.feed.accept(type_id, published_ms if self.feed.as_published else at, payload, info, now)
+            if self.feed.as_published:
+                timestamp = published_ms
+            elif self.feed.sees_jumps and self._first_shift is not None:
+                timestamp = published_ms + self._first_shift & CLOCK_MASK
+            self.feed.accept(type_id, timestamp, payload, info, now)
 
     def _part_tracks(self) -> None:
         """Let go on with all tracks only those who take them; others follow the set from now on, if there is one."""
@@ -386,11 +394,13 @@ class Stream:
             if message_class not in CLOCKED:
                 return resumed  # without moving the end of the timeline, so that the first frame is not behind it
             shift = self._shift = (resumed - timestamp) & CLOCK_MASK
+        self._first_shift = shift
         rebased = (timestamp + (shift or 0)) & CLOCK_MASK
-        # Audio may lag video by a little, so the latest one counts. `signed_difference` without the call, per message.
-        if last is None or (rebased - last) & CLOCK_MASK < CLOCK_HALF:
-            self._last_timestamp = rebased
-        self._last_at = now
+        if message_class is not _HEADER:
+            # Audio may lag video by a little, so the latest one counts.
+            if last is None or signed_difference(rebased, last) >= 0:
+                self._last_timestamp = rebased
+            self._last_at = now
         return rebased
 
     def _resumed(self, last: int, now: float) -> int:
@@ -401,26 +411,34 @@ class Stream:
     def _look_for_jump(
         self, type_id: int, own_ms: int, timestamp: int, message_class: MessageClass, now: float
     ) -> None:
-        """Have the timeline go on by wall-clock time, as after another publisher, where the clock has jumped.
+        """Have a track go on by wall-clock time, as after another publisher, where its clock has jumped.
 
-        Not where a track goes on that has paused while the other one did not, or begins. The renditions of a set have
-        the time of that, by which they are the same pictures.
+        Or as the other track does, if it comes where that is: one of them jumps first. A track that goes on after a
+        pause, or begins, has not jumped. The renditions of a set have the time of that, by which they are the same
+        pictures.
         """
         self._lock.assert_owned()
         if message_class not in CLOCKED:
             self._own_ms[type_id] = own_ms
             return
-        shift, last = self._shift, self._last_timestamp
-        if shift is None or last is None or _KINDS[type_id] not in self._sent or self.rendition:
+        common, last = self._shift, self._last_timestamp
+        if common is None or last is None or _KINDS[type_id] not in self._sent or self.rendition:
             return
-        step_ms = signed_difference(timestamp + shift & CLOCK_MASK, last)
-        if -_BACK_MS <= step_ms <= _AHEAD_MS:
+        resumed, other_type = self._resumed(last, now), TYPE_AUDIO + TYPE_VIDEO - type_id
+        own, other = (self._kept_shift if kind == self._kept_type else common for kind in (type_id, other_type))
+        known = own, other, self._kept_shift
+        ahead_ms = {shift: signed_difference(timestamp + shift & CLOCK_MASK, resumed) for shift in known}
+        least_ms = signed_difference(last, resumed) - _BACK_MS
+        fitting = [shift for shift, ahead in ahead_ms.items() if least_ms <= ahead <= _AHEAD_MS]
+        shift = min(fitting, key=lambda item: abs(ahead_ms[item]), default=resumed - timestamp & CLOCK_MASK)
+        if shift == own:
             return
-        self._shift = (self._resumed(last, now) - timestamp) & CLOCK_MASK
-        self._jumped_ms += self._shift - shift
+        self._shift = shift
+        apart = shift != other and _KINDS[other_type] in self._sent
+        self._kept_type, self._kept_shift = other_type if apart else 0, other
         if now - self._jump_told_at >= _JUMP_LINE_S:
             self._jump_told_at = now
-            _log.info("clock of a publisher jumped", stream=self.name, by_s=round(step_ms / 1000, 1))
+            _log.info("clock of a publisher jumped", stream=self.name, by_s=round(ahead_ms[own] / 1000, 1))
 
     def begin_clock(self, timestamp: int, now: float) -> int:
         """Return what is added to timestamps of the present publisher, settled as by a first frame. Any thread."""

@@ -263,13 +263,55 @@ def test_timestamps_when_one_track_pauses_or_headers_have_none_are_untouched(str
     assert frames == messages
 
 
+@pytest.mark.parametrize("later", [0, 12, 200])
+def test_timeline_when_one_track_begins_anew_before_the_other_goes_on(stream, publisher, later):
+    """What is left of the old clock then is no leap by all of it; nor where one track alone begins anew."""
+    anew = [
+        (at - 72_000_000 if kind == TYPE_AUDIO or n >= later else at, kind)
+        for n, (at, kind) in enumerate(by_turns(72_004_000, 200))
+    ]
+    for number, (at, _) in enumerate(play_out(stream, publisher, by_turns(72_000_000, 200) + anew)):
+        assert abs(72_000_000 + number * 20 - at) <= 3
+
+
+@pytest.mark.parametrize("kinds", [(TYPE_VIDEO, TYPE_AUDIO), (TYPE_VIDEO,), (TYPE_AUDIO,)])
+@pytest.mark.parametrize("early_ms", [1500, 9000, 10**7])
+def test_timeline_when_single_frames_are_much_too_early_is_that_of_the_others(stream, publisher, kinds, early_ms):
+    """They do not drive it on, each time by as much."""
+    messages = [(10**8 + n * 20 - (early_ms if n % 40 == 21 else 0), kinds[n % len(kinds)]) for n in range(400)]
+    times = [at for at, _ in play_out(stream, publisher, messages)]
+    assert all(abs(10**8 + n * 20 - at) <= 20 for n, at in enumerate(times))
+
+
+def test_timestamps_when_a_publisher_pauses_and_its_clock_goes_on_are_untouched(stream, publisher):
+    since = watched(stream)
+    messages = [*by_turns(50_000, 200), *by_turns(114_000, 200)]
+    for number, (at, type_id) in enumerate(messages):
+        late_s = 0.013 if number >= 200 else 0.0
+        payload = audio(b"a") if type_id == TYPE_AUDIO else key(b"k")
+        stream.publish(publisher, type_id, at, payload, at / 1000 + late_s)
+    assert [(item.timestamp, item.type_id) for item in since()] == messages
+
+
+def test_timeline_when_headers_have_no_time_and_the_clock_is_high_goes_on(stream, publisher):
+    """A timestamp of 0 is ahead of one beyond half of the clock, and is no place where the timeline has come to."""
+    since = watched(stream)
+    for number in range(200):
+        if number in {0, 99}:
+            stream.publish(publisher, TYPE_VIDEO, 0, AVC_HEADER, number * 0.02)
+        at = number * 20 + (3_000_000_000 if number < 100 else 0)
+        stream.publish(publisher, TYPE_VIDEO, at, key(b"k"), number * 0.02)
+    times = [item.timestamp for item in since() if item.payload != AVC_HEADER]
+    assert all(abs(3_000_000_000 + number * 20 - at) <= 3 for number, at in enumerate(times))
+
+
 def test_timestamps_when_frames_of_a_track_are_a_little_out_of_order_are_untouched(stream, publisher):
     messages = [(at - (number % 7) * 120, TYPE_VIDEO) for number, (at, _) in enumerate(by_turns(50_000, 200))]
     assert play_out(stream, publisher, messages) == messages
 
 
 def test_clock_that_leaps_with_each_message_is_followed_by_when_they_come_and_told_now_and_then(stream, publisher):
-    messages = [(number % 2 * 10**8 + number * 7, TYPE_VIDEO) for number in range(500)]
+    messages = [(number**3 * 10**6 + number * 7, TYPE_VIDEO) for number in range(500)]
     with capture_logs() as logs:
         times = [at for at, _ in play_out(stream, publisher, messages)]
     assert all(0 < after - before <= 27 for before, after in pairwise(times))
