@@ -91,8 +91,8 @@ class LogCursor:
         wait: the key wait. None: none.
         values: the values of keys that wait. None: it is in the cohort, or its log has no keys.
         restarts: times it was brought to a key frame after a loss.
-        behind: `Gop.key` of the last key frame of its log that was handed over. None: none was. Not its group, which would
-            hold the log from there on.
+        behind: `Gop.key` of the last key frame of its log that was handed over to it alone. None: that of the group. It
+            is not the group, which would hold the log from there on.
         leading: sequences of the key frames at which it went on after a loss, until their leading pictures are past.
         key_waits_expired: times no key frame came in time.
     """
@@ -256,7 +256,7 @@ class LogCursor:
 
     def enter(self, place: Place) -> None:
         """Share `place`, which is where this viewer stands; its own would hold the log from here on."""
-        self.place = place
+        self.place, self.behind = place, None
 
     def stand_alone(self) -> None:
         """Go on alone from where the cohort stood and what it wrote."""

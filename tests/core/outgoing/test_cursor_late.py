@@ -22,6 +22,7 @@ from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.lateness import cut_behind, peek_in_time
 from flowctl.core.outgoing.outbox import Outbox
 from flowctl.core.outgoing.splice import go_on_in
+from flowctl.core.outgoing.streamlog import Place
 from flowctl.reasons import DropReason
 
 LATE = DropReason.LATE
@@ -88,6 +89,23 @@ def test_key_frame_before_is_the_last_that_was_handed_over_and_not_taken_along_i
     other.publish("I")
     go_on_in(follower.cursor, other.log, picture, (), follower.now)
     assert follower.cursor.key_before(picture)[:2] == (picture.gop.key_bytes, 0)
+
+
+def test_key_frame_before_is_that_of_the_group_where_the_cohort_was_given_it():
+    """Who left the cohort on a line that has become short lost what is behind a large one, for an old one was small."""
+    follower = slow("K")
+    assert take(follower, rate=1000) == "K"
+    place = Place(follower.cursor.entry)
+    follower.cursor.enter(place)
+    follower.publish("K", 2000)
+    follower.publish("I", 100)
+    place.entry = follower.log.tail
+    follower.cursor.place = Place(place.entry)
+    follower.cursor.stand_alone()
+    follower.publish("I", 100)
+    assert follower.cursor.key_before(place.entry)[:2] == (2000, 100)
+    follower.now += 2.0
+    assert take(follower, rate=1000) == "I"
 
 
 def with_sound(**options):
