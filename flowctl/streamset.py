@@ -270,7 +270,7 @@ class StreamSet:
     def find_sound(self, heard: int, count: int) -> tuple[Item, ...]:
         """Return the next `count` sound messages behind `heard` ones, from a log that has kept them; or none."""
         for item in self._renditions.values() if 0 < count <= MOST_SOUND else ():
-            entry = next((key for key in reversed(item.log.keys) if item.heard(key) <= heard), None)
+            entry = next((key for key in reversed(self.starts_in(item)) if item.heard(key) <= heard), None)
             known = 0 if entry is None else heard - item.heard(entry)
             if entry is not None and len(found := next_sound(entry, known + count)) == known + count:
                 return found[known:]

@@ -231,6 +231,27 @@ def test_viewer_when_its_rendition_is_removed_and_its_line_is_slow_waits_for_the
     assert gapless(sound_times(one), 20)
 
 
+@pytest.mark.parametrize(("late_s", "pictures", "seconds"), [(0.0, 3, 0.1), (0.3, 5, 0.4)])
+def test_viewer_when_its_rendition_is_removed_hears_what_another_has_before_its_first_key_frame(
+    late_s, pictures, seconds
+):
+    """That one was put a moment before."""
+    show = Show((("360", 60_000), ("720", 150_000)), retime=retime)
+    show.run(5.0)
+    one = show.join()
+    choose(one, "720")
+    show.run(3.0)
+    show.remove("360")
+    show.late_s["360"], show.groups["360"] = late_s, (2 * PICTURES_PER_S, show.pictures["720"] + pictures)
+    show.pictures["360"] = show.pictures["720"]
+    show.put("360")
+    show.run(seconds)
+    show.remove("720")
+    show.run(2.0)
+    assert one.place.rendition == "360"
+    assert gapless(sound_times(one), 20)
+
+
 def test_viewer_that_is_behind_when_its_rendition_is_removed_goes_on_where_it_is():
     show = Show((("360", 60_000), ("720", 150_000)), retime=retime)
     show.run(5.0)
