@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from flowctl.core.fanout.following import Fanouts, Follower, FollowPlace
 from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S
@@ -107,13 +107,6 @@ class _Rendition:
         return bool(log.gop_bytes) and now - log.gop.started_at > _SILENT_GROUPS * log.gop_duration_s + _SILENT_S
 
 
-class Resumption(NamedTuple):
-    """How to go on within a group of pictures."""
-
-    way: Splice | None  # None: what comes next is not published yet
-    size_bytes: int  # that goes out at once
-
-
 class StreamSet:
     """Stream logs with one content in several sizes, each of whose viewers follows the one that fits its line.
 
@@ -157,7 +150,7 @@ class StreamSet:
         self._carried: dict[SetPlace, tuple[float, float | None]] = {}
         # What `cross` found last: viewers at one picture share the messages. The watches empty it, for it holds a log.
         self.crossing: tuple[tuple[object, ...], Splice | Entry | None] | None = None
-        self._resumed: tuple[tuple[object, ...], Resumption] | None = None  # what `resume` found last, likewise
+        self._resumed: tuple[tuple[object, ...], Splice | Entry] | None = None  # what `resume` found last, likewise
 
     def put(self, name: str, log: StreamLog | Fanouts, *, expected: float = 0.0) -> None:
         """Add a rendition, or put another log in the place of one. Any thread.
@@ -361,10 +354,12 @@ class StreamSet:
         self.crossing = (asked, way)
         return way
 
-    def resume(self, place: Entry, left: _Rendition, entered: _Rendition) -> Resumption | None:
+    def resume(self, place: Entry, left: _Rendition, entered: _Rendition, most_bytes: float) -> Splice | Entry | None:
         """Return how a viewer at `place` of a rendition that has ended goes on within a group of `entered`.
 
-        None: there is no key frame of it that is not behind what was sent last.
+        Returns:
+            None: there is no key frame of it that is not behind what was sent last, or more than `most_bytes` since.
+            The key frame: what comes next is not published yet.
         """
         times = self._times
         entry: Entry | None = place
@@ -375,20 +370,19 @@ class StreamSet:
         shown_ms = times.time_of(entry.wire) - 1 if entry is not None else self._last_ms(left)
         if shown_ms is None:
             return None
+        keys = reversed(entered.log.keys)
+        key = next((key for key in keys if apart_ms(times.time_of(key.wire), shown_ms) <= _MEET_PUBLISHED_MS), None)
+        if key is None or entered.log.tail.offset - key.offset > most_bytes:
+            return None
         asked = (left, entered, place.sequence, shown_ms, entered.log.tail.sequence)
         if self._resumed is not None and self._resumed[0] == asked:
             return self._resumed[1]
-        keys = reversed(entered.log.keys)
-        key = next((key for key in keys if apart_ms(times.time_of(key.wire), shown_ms) <= _MEET_PUBLISHED_MS), None)
-        if key is None:
-            return None
         missed = entered.heard(key) - left.heard(place)
         missing = self.find_missing(place, left, missed)
         found = splice(place, key, -missed) if missed < 0 else Splice((*new_headers(place, key), *missing), key)
-        way = None if found is None else raise_times(found, shown_ms, times, in_order=True)
-        resumption = Resumption(way, entered.log.tail.offset - key.offset)
-        self._resumed = (asked, resumption)
-        return resumption
+        way = (found and raise_times(found, shown_ms, times, in_order=True)) or key
+        self._resumed = (asked, way)
+        return way
 
     def find_missing(self, place: Entry, left: _Rendition, count: int) -> tuple[Item, ...]:
         """Return `count` sound messages from `place` on, of which the log that was left may have but a part."""
@@ -591,22 +585,20 @@ class SetPlace(FollowPlace):
         place = self.connection.sender.account(rows=False).entry
         if entered is None or group is None or place is None:
             return
-        resumption = self._set.resume(place, left, entered)
-        if resumption is not None and self._takes_at_once(resumption.size_bytes, left, now, seen):
-            if left.waits_until is None:
-                left.waits_until = now + _HOLD_S
-            if resumption.way is None and now < left.waits_until:
+        way = self._set.resume(place, left, entered, self._at_once_bytes(left, now, seen))
+        if isinstance(way, Entry):
+            left.waits_until = left.waits_until or now + _HOLD_S
+            if now < left.waits_until:
                 self.looks.next_at = now + _TOGETHER_S
                 return
-        else:
-            resumption = None
         if entered.log.ended:  # asked last: it may end meanwhile
             return  # what is followed tells of the end
-        if resumption is not None and resumption.way is not None:
-            way, waits = resumption.way, False
-            way = way._replace(prefix=self._set.wanted(way.prefix))
-        else:
-            way, waits = self._next_group(place, left, entered), True
+        waits = not isinstance(way, Splice)
+        way = (
+            way._replace(prefix=self._set.wanted(way.prefix))
+            if isinstance(way, Splice)
+            else self._next_group(place, left, entered)
+        )
         hop = self._hop(group, entered, now)
         self.connection.sender.switch(hop._replace(start=way.start, prefix=way.prefix, wait_for_key=waits))
 
@@ -620,11 +612,11 @@ class SetPlace(FollowPlace):
         # What was published before the other log's oldest key frame.
         return Splice(self._set.find_missing(place, left, entered.heard(start) - heard), start)
 
-    def _takes_at_once(self, size_bytes: int, left: _Rendition, now: float, seen: LineLook) -> bool:
-        """Return whether the line takes so much before its viewer is behind by half of the target delay."""
+    def _at_once_bytes(self, left: _Rendition, now: float, seen: LineLook) -> float:
+        """Return how much the line takes at once before its viewer is behind by half of the target delay."""
         evidence = self.rule.line.evidence(now) or 0.0
         line = max(evidence, 0.0 if seen.lagging else left.log.rates.bytes_per_s)
-        return size_bytes <= line * (min(_LATE_SHARE * seen.target_s, _AT_ONCE_S) - seen.delay_s)
+        return line * (min(_LATE_SHARE * seen.target_s, _AT_ONCE_S) - seen.delay_s)
 
     def _hop(self, group: PollGroup, entered: _Rendition, now: float) -> Hop:
         """Note that the viewer goes on in `entered`; return the way there."""
