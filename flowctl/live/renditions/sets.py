@@ -202,9 +202,9 @@ class RenditionSets:
         face = stream.name.removesuffix(suffix)
         if not suffix or face in self._hinted or config.at(stream.name).renditions != RenditionNames():
             return
-        published = {item.name for item in self._streams() if item.publisher is not None}
-        named = {name: guess_suffix(name) for name in published if config.made_from(name) is None}
-        suffixes = {found for name, found in named.items() if found and name == face + found}
+        near = [item for item in self._streams() if item.name.startswith(face)]  # first: there may be thousands
+        published = {item.name for item in near if item.publisher and config.made_from(item.name) is None}
+        suffixes = {found for name in published if (found := guess_suffix(name)) and name == face + found}
         if (setting := guessed_setting(suffixes)) is not None and len(self._hinted) < _MOST_TAKEN:
             self._hinted.add(face)
             hint = f'renditions = "{setting}" lets viewers of {face} have the one that their line carries'

@@ -14,8 +14,9 @@ from flowctl.live.access.keys import KeyFile, hash_key
 from flowctl.live.access.request import Question, Refusal
 from flowctl.live.access.rules import Proof, StreamAccess
 from flowctl.live.access.tokens import SecretFile, signed_query
+from flowctl.live.renditions import sets
 from flowctl.live.settings.levels import Level, Role
-from flowctl.live.settings.renditions import RenditionNames
+from flowctl.live.settings.renditions import RenditionNames, guess_suffix
 from flowctl.wire.rtmp.events import PublishStarted
 
 OF_ALL, OF_ONE = "key-of-all-of-them-01", "key-of-one-of-them-01"
@@ -185,3 +186,14 @@ def test_names_that_look_like_a_set_are_told_only_where_that_is_not_set():
             for ending in ("_480", "_240"):
                 world.publisher(f"live/show{ending}")
         assert not [line for line in logs if "look like" in line["event"]]
+
+
+def test_names_that_look_like_a_set_are_looked_for_among_those_alike(monkeypatch):
+    """Who publishes is no work for all the others that are published."""
+    looked_at = []
+    world = SetWorld(config())
+    for number in range(3):
+        world.publisher(f"live/room{number}_480")
+    monkeypatch.setattr(sets, "guess_suffix", lambda name: looked_at.append(name) or guess_suffix(name))
+    world.publisher("live/show_480")
+    assert looked_at == ["live/show_480", "live/show_480"]
