@@ -136,8 +136,8 @@ class Hub:
         self._copies: set[Publisher] = set()  # publishers of other servers' streams; guarded by _lock
         # publishers of what is made of other streams, and whose these are; guarded by _lock
         self._composed: dict[Publisher, Owner] = {}
-        # publishers that may not publish the set of which a stream of theirs would be a member; guarded by _lock
-        self._alone: set[tuple[Publisher, str]] = set()
+        # the set of which a stream may be a member, by publisher and name: what it was asked about; guarded by _lock
+        self._faces: dict[tuple[StreamMember, str], str] = {}
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
         self.gate: Final = AccessGate(lambda: self.config)  # decides who may connect, publish and play
         self.visits: Final = Visits(self.gate, clock, call_later)  # plays that are fetched file by file
@@ -192,9 +192,9 @@ class Hub:
         owner: Owner | None = None,
         *,
         right: Right = Right.ASKS,
-        alone: bool = False,
+        face: str | None = None,
     ) -> Stream:
-        """Enter `publisher` for the stream `name`; `alone`: not as a member of a set.
+        """Enter `publisher` for the stream `name`; `face`: the only set of which that may be a member, "" for none.
 
         Who owned it and has fallen silent, or has lost its connection without our having noticed, is replaced by its
         owner's next publish at once; and while it may be back, nobody else gets the name.
@@ -226,8 +226,8 @@ class Hub:
                 self._copies.add(publisher)
             elif right is Right.COMPOSES:
                 self._composed[publisher] = owner
-            if alone:
-                self._alone.add((publisher, name))
+            if face is not None:
+                self._faces[publisher, name] = face
             stream = self._stream_locked(name, now)
             if verdict is ClaimVerdict.STANDS_BY:
                 stream.stand_by(publisher)
@@ -277,8 +277,10 @@ class Hub:
             return anybodys or (whose is not None and owner is not None and whose.is_same(owner))
 
     def _is_alone(self, stream: Stream) -> bool:
+        publisher = stream.publisher
         with self._lock:
-            return (stream.publisher, stream.name) in self._alone
+            face = None if publisher is None else self._faces.get((publisher, stream.name))
+        return face is not None and face != self.renditions.face_of(stream.name)
 
     def _tell_begun(self, stream: Stream, rival: Publisher | None, waiting: Iterable[Viewer]) -> None:
         self.renditions.look(stream)
@@ -337,7 +339,7 @@ class Hub:
             copy = publisher in self._copies or publisher in self._composed
             self._copies.discard(publisher)
             self._composed.pop(publisher, None)
-            self._alone.discard((publisher, stream.name))
+            self._faces.pop((publisher, stream.name), None)
             stream.stand_down(publisher)
             least_s = self._wait_before_end_locked(stream, now)
             freed = self._book.release(

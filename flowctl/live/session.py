@@ -606,8 +606,7 @@ class LiveSession(ViewerSession):
             right = Right.ASKS if names is None else names.right(name, self.number)
             if self._hub.gate.passes.source(request) is not None:
                 right = Right.GRANTED
-            alone = not request.face and self._hub.renditions.face_of(name) != ""
-            stream = self._hub.publish(name, self, self._owner(request), right=right, alone=alone)
+            stream = self._hub.publish(name, self, self._owner(request), right=right, face=request.face)
         except (BusyError, LimitExceededError) as error:
             if names is not None:
                 names.left(name, self.number, grace=False)

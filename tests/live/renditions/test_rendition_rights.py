@@ -69,7 +69,7 @@ def test_publisher_who_may_publish_its_own_name_alone_is_not_shown_under_that_of
     join(world, "_1080", f"key={OF_ALL}")
     world.send(10)
     assert names_of(world) == ["1080"]
-    assert world.hub._alone == set()
+    assert list(world.hub._faces.values()) == ["live/show"]
     assert world.group.failures == []
 
 
@@ -186,6 +186,18 @@ def test_names_that_look_like_a_set_are_told_only_where_that_is_not_set():
             for ending in ("_480", "_240"):
                 world.publisher(f"live/show{ending}")
         assert not [line for line in logs if "look like" in line["event"]]
+
+
+def test_stream_that_was_published_before_its_name_was_one_of_a_set_is_no_member():
+    """It was not asked about that set, and the setting is for what is published after it."""
+    world = SetWorld(config())
+    join(world, "_720", "")
+    world.send(5)
+    world.hub.configure(config(renditions=NAMES))
+    world.hub.renditions.look(world.stream("live/show_720"))
+    join(world, "_360", "")
+    world.send(5)
+    assert names_of(world) == ["360"]
 
 
 def test_names_that_look_like_a_set_are_looked_for_among_those_alike(monkeypatch):
