@@ -428,8 +428,8 @@ class Stream:
         own, other = (self._kept_shift if kind == self._kept_type else common for kind in (type_id, other_type))
         known = own, other, self._kept_shift
         ahead_ms = {shift: signed_difference(timestamp + shift & CLOCK_MASK, resumed) for shift in known}
-        least_ms = signed_difference(last, resumed) - _BACK_MS
-        fitting = [shift for shift, ahead in ahead_ms.items() if least_ms <= ahead <= _AHEAD_MS]
+        goes_on = signed_difference(last, resumed) - _BACK_MS <= ahead_ms[own] <= _AHEAD_MS
+        fitting = [shift for shift in known if (goes_on if shift == own else abs(ahead_ms[shift]) <= _BACK_MS)]
         shift = min(fitting, key=lambda item: abs(ahead_ms[item]), default=resumed - timestamp & CLOCK_MASK)
         if shift == own:
             return
