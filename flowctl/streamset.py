@@ -172,7 +172,10 @@ class StreamSet:
             rendition = self._renditions.get(name) or self._left.get(name)
             missed: tuple[Item, ...] = ()
             if rendition is not None and log in (rendition.log, rendition.fanouts):
-                missed = self.find_sound(rendition.heard(tail), heard - rendition.heard(tail))
+                count = heard - rendition.heard(tail)
+                missed = self.find_sound(rendition.heard(tail), count)
+                if len(missed) < count:  # then places before this one say nothing of what was heard
+                    fanouts.log.drop_cache()
                 rendition.sound = tail.counts[_AUDIO] + len(missed) - heard
                 rendition.ended_at = rendition.last_ms = rendition.waits_until = None
             else:

@@ -253,6 +253,29 @@ def test_viewer_when_its_rendition_is_removed_hears_what_another_has_before_its_
     assert gapless(sound_times(one), 20)
 
 
+def test_viewer_that_is_behind_is_led_to_nothing_from_before_a_time_in_which_a_rendition_was_away():
+    """Nobody has the sound of that time any more, so places in the log before it say nothing of what was heard."""
+    show = Show((("360", 60_000), ("720", 150_000), ("180", 20_000)))
+    show.remove("180")
+    show.run(5.0)
+    one = show.join(policy=KeepAll(), limits=NO_LIMITS)
+    choose(one, "720")
+    show.run(2.5)
+    back = show.logs["360"]
+    show.remove("360")
+    show.run(3.0)
+    one.viewer.give(0)
+    show.run(0.4)
+    show.put("180")
+    show.remove("720")
+    show.put("360", back)
+    show.run(0.3)
+    assert one.place.rendition == "360"
+    one.viewer.give(None)
+    show.run(3.0)
+    assert sound_times(one) == sorted(set(sound_times(one)))
+
+
 def test_viewer_that_is_behind_when_its_rendition_is_removed_goes_on_where_it_is():
     show = Show((("360", 60_000), ("720", 150_000)), retime=retime)
     show.run(5.0)
