@@ -193,7 +193,7 @@ class RenditionSet:
         # Added to the times of the set, so that those of the face go on. None: the first frame will show it; guarded by
         # _lock
         self._shift: int | None = None
-        self._first_sound_at: float | None = None  # guarded by _lock
+        self._first_sound_at: float | None = None  # since a rendition left last; guarded by _lock
         self._sound_alone = False  # whether there is sound and no picture; guarded by _lock
         self._unlooked_bytes = 0  # came since the last look at the caches; guarded by _lock
         self._told_full = False  # guarded by _lock
@@ -470,7 +470,7 @@ class RenditionSet:
 
     def _part_locked(self, rendition: Rendition) -> None:
         self._lock.assert_owned()
-        rendition.joined = False
+        rendition.joined, self._first_sound_at = False, None
         for item in self._formats.values():
             for codecs, stream_set in list(item.by_codecs.items()):
                 if _fits(rendition, codecs):

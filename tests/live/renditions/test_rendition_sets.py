@@ -305,6 +305,24 @@ def test_viewer_when_the_publisher_of_its_rendition_goes_sees_the_next_picture_o
     assert heard == list(range(heard[0], world.at, 40))
 
 
+def test_viewer_when_no_member_has_shown_a_picture_yet_waits_and_is_sent_nothing_twice(world):
+    """A set that had pictures a moment ago is none of sound alone, whose viewers follow its face from its cache on."""
+    for suffix in ("_1080", "_720"):
+        world.member(suffix)
+    world.send(110, every=25)
+    viewer = world.player("live/show")
+    world.send(20, every=25)
+    delete(world.members.pop("_1080"))
+    world.send(2, every=25)
+    world.member("_1080")
+    world.send(2, every=25)
+    delete(world.members.pop("_720"))
+    world.send(60, every=25)
+    times = [timestamp for *_, timestamp in pictures(viewer)]
+    assert times == sorted(set(times))
+    assert pictures(viewer)[-1][:2] == ("_1080", world.at - 40)
+
+
 def test_pause_when_in_a_set_leaves_it_and_comes_back(world):
     world.all_members()
     viewer = world.player("live/show")
