@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import time
@@ -30,6 +31,7 @@ DEFAULT_NAME: Final = "{app}-{stream}-{time}"
 _FIELDS: Final = frozenset({"app", "stream", "time"})
 _NAME_BYTES: Final = 200
 """Length of one part of a path; file systems have 255, of which ``.flv.part`` and a number need some."""
+_END_CHARS, _DIGEST_CHARS = 88, 24  # of a name that is longer
 _TRIES: Final = 1000
 _YOUNG_S: Final = 60.0
 _ROOM_AGAIN_SHARE: Final = 20
@@ -87,7 +89,11 @@ def encoded(name: str) -> str:
 
 
 def _shortened(piece: str) -> str:
-    return piece if len(piece) <= _NAME_BYTES else piece[: _NAME_BYTES // 2] + "~" + piece[-_NAME_BYTES // 2 :]
+    """Return a name that is short enough: one that is cut has a digest in it, and is longer than any that is not."""
+    if len(piece) <= _NAME_BYTES:
+        return piece
+    digest = hashlib.sha256(piece.encode()).hexdigest()[:_DIGEST_CHARS]
+    return f"{piece[:_END_CHARS]}~{digest}~{piece[-_END_CHARS:]}"
 
 
 class DiskUsage(NamedTuple):

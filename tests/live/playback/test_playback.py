@@ -179,6 +179,15 @@ def test_names_when_they_are_odd_are_found_by_the_address_that_a_list_tells(play
     assert made.recorder.statistics().files == 1
 
 
+def test_names_when_they_are_long_and_differ_in_their_middle_have_recordings_of_their_own(playback, folder):
+    ours, theirs = ("国" * 11 + letter + "国" * 12 for letter in "一二")
+    Recorder(folder, stream=theirs).all(1)
+    web = playback()
+    assert listed(web, stream=quote(f"live/{ours}"))["recordings"] == []
+    (row,) = listed(web, stream=quote(f"live/{theirs}"))["recordings"]
+    assert web.get(row["address"])[0] == 200
+
+
 class Asked(LiveHooks):
     """Lets those play who say the word, and writes down who was asked about."""
 
