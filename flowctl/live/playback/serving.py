@@ -18,14 +18,14 @@ import json
 import re
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import structlog
 
@@ -87,7 +87,7 @@ class Recordings:
         self._library: Final = Library(folder)
         self._may_play: Final = may_play
         self._looks, self._reads = _Worker(), _Worker()  # who plays does not wait for those who look
-        self._bodies: Final[WeakKeyDictionary[FileBody, str]] = WeakKeyDictionary()  # by whose address
+        self._bodies: dict[ref[FileBody], str] = {}  # that go out, and to whose address; each step of it is one
 
     def stream_of(self, path: str) -> str | None:
         asked = _parse(path)
@@ -136,14 +136,12 @@ class Recordings:
     # -- what is in them
 
     def _find_file(self, exchange: Exchange, asked: _Asked) -> None:
-        def give(found: OpenedFile) -> None:
+        def give(found: OpenedFile) -> FileBody | None:
             cache = "no-cache" if found.being_written else KEPT
             of_type, size = _TYPES[asked.name[-4:]], found.whole_bytes
-            body = give_file(exchange, found.take(), of_type, size=size, cache=cache, elsewhere=self._reads.do)
-            self._note_body(exchange, body)
+            return give_file(exchange, found.take(), of_type, size=size, cache=cache, elsewhere=self._reads.do)
 
-        if self._has_room(exchange):
-            self._looks.do(exchange, lambda: self._library.open(*asked), give)
+        self._fetch(exchange, lambda: self._library.open(*asked), give)
 
     def _find_part(self, exchange: Exchange, asked: _Asked) -> None:
         given = _parameters(exchange)
@@ -154,10 +152,10 @@ class Recordings:
             raise _WrongError("to is a time after from.")
         until_s = LATEST_S if to_s is None else to_s
 
-        def give(span: Span | None) -> None:
+        def give(span: Span | None) -> FileBody | None:
             if span is None:
                 exchange.respond(HTTPStatus.NOT_FOUND, "Nothing was recorded then.")
-                return
+                return None
             start, end = time_text(span.start_s), time_text(span.start_s + span.length_s)
             # Without ranges: Chromium looks at each fragment of MP4 before it plays any, by a connection each.
             headers = [("Content-Type", _TYPES[asked.name]), ("Cache-Control", "no-store"), ("Accept-Ranges", "none")]
@@ -165,16 +163,24 @@ class Recordings:
             exchange.begin(HTTPStatus.OK, [*headers, ("Content-Length", str(span.size_bytes))])
             if exchange.request.method == "HEAD":
                 exchange.end()
-                return
+                return None
             parts = self._library.parts(asked.app, asked.stream, span)
             body = FileBody(exchange, parts, span.size_bytes, self._reads.do)
-            self._note_body(exchange, body)
             body.give()
+            return body
+
+        self._fetch(exchange, lambda: self._library.span(asked.app, asked.stream, from_s, until_s, asked.name), give)
+
+    def _fetch(self, exchange: Exchange, look: Callable[[], _T], give: Callable[[_T], FileBody | None]) -> None:
+        def give_if_room(found: _T) -> None:
+            if self._has_room(exchange) and (body := give(found)) is not None:  # others may have come meanwhile
+                self._bodies[ref(body, self._forget)] = address_key(exchange.connection.peer[0])
 
         if self._has_room(exchange):
-            self._looks.do(
-                exchange, lambda: self._library.span(asked.app, asked.stream, from_s, until_s, asked.name), give
-            )
+            self._looks.do(exchange, look, give_if_room)
+
+    def _forget(self, body: ref[FileBody]) -> None:
+        self._bodies.pop(body, None)
 
     def _has_room(self, exchange: Exchange) -> bool:
         whose = list(self._bodies.values())
@@ -185,28 +191,29 @@ class Recordings:
         exchange.respond(HTTPStatus.SERVICE_UNAVAILABLE, words, [("Retry-After", "5")])
         return False
 
-    def _note_body(self, exchange: Exchange, body: FileBody | None) -> None:
-        if body is not None:
-            self._bodies[body] = address_key(exchange.connection.peer[0])
-
 
 class _Worker:
-    """A thread for what may wait for a disk; it is there while there is something to do. Any thread may ask."""
+    """A thread for what may wait for a disk; it is there while there is something to do. Any thread may ask.
+
+    Addresses have their turns: who asks much waits for itself. What a client has asked for that has gone is left.
+    """
 
     def __init__(self) -> None:
         self._lock: Final = threading.Lock()
         self._came: Final = threading.Condition(self._lock)
-        self._jobs: deque[Callable[[], object]] = deque()  # one of a connection at most; guarded by _lock
+        # By address, who waits longest first; one of a connection at most. Guarded by _lock.
+        self._jobs: OrderedDict[str, deque[Callable[[], object]]] = OrderedDict()
         self._works = False  # whether there is the thread; guarded by _lock
 
     def do(self, exchange: Exchange, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
         """Do `work` there, and go on with its result on the connection's thread."""
         with self._lock:
-            self._jobs.append(partial(_answered, exchange, work, then))
+            if not self._works:  # it raises where there is no room for a thread
+                threading.Thread(target=self._run, name="flowctl-recordings", daemon=True).start()
+                self._works = True
+            own = self._jobs.setdefault(address_key(exchange.connection.peer[0]), deque())
+            own.append(partial(_answered, exchange, work, then))
             self._came.notify()
-            start, self._works = not self._works, True
-        if start:
-            threading.Thread(target=self._run, name="flowctl-recordings", daemon=True).start()
 
     def _run(self) -> None:
         while True:
@@ -216,7 +223,10 @@ class _Worker:
                 if not self._jobs:
                     self._works = False
                     return
-                job = self._jobs.popleft()
+                address, own = self._jobs.popitem(last=False)
+                job = own.popleft()
+                if own:
+                    self._jobs[address] = own  # it is its turn again after all others
             begin = time.thread_time()
             job()
             del job  # it may hold the last part of a body
@@ -225,6 +235,8 @@ class _Worker:
 
 def _answered(exchange: Exchange, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
     answer: Callable[[], object]
+    if exchange.connection.ended is not None:
+        return
     try:
         answer = partial(then, work())
     except DAMAGED:

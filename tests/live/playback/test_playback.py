@@ -7,10 +7,14 @@ import dataclasses
 import json
 import re
 import socket
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from connection_kit import WAIT_S
 from http_kit import FREE, Client, wait_for
 from loopback_kit import loopback
 from playback_kit import BEGAN_S, FIRST, Recorder, frames, is_key, packets_of
@@ -283,3 +287,81 @@ def test_part_when_a_file_is_removed_while_it_is_sent_ends_the_connection(playba
     head, _, body = client.to_end().partition(b"\r\n\r\n")
     size = int(re.search(rb"Content-Length: (\d+)", head)[1])
     assert (made.folder / FIRST).stat().st_size <= len(body) < size
+
+
+@pytest.mark.parametrize("path", [FIRST, ".flv?from=2025-11-30"])
+def test_recordings_when_many_ask_at_the_same_time_are_for_some_alone(playback, folder, monkeypatch, path):
+    """All have asked before the first of them is given anything."""
+    monkeypatch.setattr(serving, "MOST_OPEN", 8)
+    Recorder(folder).all(20, video_bit_rate=2_000_000)
+    go_on, really = threading.Event(), serving._answered
+    monkeypatch.setattr(serving, "_answered", lambda *given: (go_on.wait(WAIT_S), really(*given)))
+    web = playback(socket_options=SocketOptions(send_buffer_bytes=4096))
+    clients = [web.client() for _ in range(6)]
+    for client in clients:
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.send(f"GET /recordings/live/room{'/' * path.endswith('Z.flv')}{path} HTTP/1.1\r\nHost: h\r\n\r\n")
+    wait_for(lambda: len(web.server.connections()) == 6)
+    go_on.set()
+    for client in clients:
+        client.read()
+    assert sorted(client.rest[9:12] for client in clients) == [b"200"] * 2 + [b"503"] * 4
+
+
+class Conn:
+    """A connection of an address, which has gone or not."""
+
+    def __init__(self, address, *, gone=False) -> None:
+        self.peer, self.ended = (address, 1), ("gone", "") if gone else None
+        self.connection = self
+
+    def call_soon(self, callback):
+        callback()
+
+
+def test_worker_when_one_address_asks_much_gives_others_their_turn():
+    worker, began, go_on, done = serving._Worker(), threading.Event(), threading.Event(), []
+    worker.do(Conn("192.0.2.1"), lambda: (began.set(), go_on.wait(WAIT_S)), bool)
+    assert began.wait(WAIT_S)
+    for _ in range(20):
+        worker.do(Conn("192.0.2.1"), lambda: 1, done.append)
+        worker.do(Conn("192.0.2.3", gone=True), lambda: 3, done.append)
+    worker.do(Conn("192.0.2.2"), lambda: 2, done.append)
+    go_on.set()
+    wait_for(lambda: len(done) == 21)
+    assert 2 in done[:2]
+    assert 3 not in done
+
+
+def test_worker_when_there_was_no_room_for_its_thread_works_later(monkeypatch):
+    worker, done = serving._Worker(), threading.Event()
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("no thread")))
+        with pytest.raises(RuntimeError):
+            worker.do(Conn("192.0.2.1"), bool, bool)
+    worker.do(Conn("192.0.2.1"), bool, lambda _: done.set())
+    assert done.wait(WAIT_S)
+
+
+def test_room_when_many_threads_ask_for_it_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(serving, "MOST_OPEN", 10_000)
+    recordings, exchange = serving.Recordings(tmp_path, bool), Conn("192.0.2.1")
+    recordings._looks.do = lambda _, look, then: then(look())
+
+    def ask() -> None:
+        bodies = []
+        for _ in range(40):
+            for _ in range(50):
+                bodies.append(serving.FileBody(exchange, iter(()), 0))
+                recordings._fetch(exchange, bool, lambda _: bodies[-1])
+            bodies.clear()
+
+    every_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor() as threads:
+            for done in [threads.submit(ask) for _ in range(4)]:
+                done.result()
+    finally:
+        sys.setswitchinterval(every_s)
+    assert not recordings._bodies
