@@ -14,6 +14,7 @@ import os
 import stat
 import struct
 import threading
+import time
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Generator, Iterator
@@ -40,6 +41,8 @@ DAMAGED: Final = (OSError, ValueError, LookupError, ArithmeticError, struct.erro
 """What reading a file that is not there any more, or no recording, may raise."""
 MOST_FILES: Final = 200
 """Files that one part by time goes over: eight days of an hour each."""
+MOST_LOOK_S: Final = 1.0
+"""Time of a processor to look for what a part by time has; with more files it is not put together."""
 GAP_S: Final = 2.0
 """Time between two files that go on in one part: names tell when the first frames were written, not when they came."""
 
@@ -183,8 +186,10 @@ class Library:
         """
         with self._opened(app, stream) as folder:
             names = [] if folder is None else _names(folder, from_s, to_s)
-            plan: _Plan | None = None
+            plan, began_s = None, time.thread_time()
             for name in names:
+                if time.thread_time() - began_s > MOST_LOOK_S:
+                    break
                 if folder is None or not is_recording(name):
                     continue
                 if not name.endswith(suffix):

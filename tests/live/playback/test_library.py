@@ -9,7 +9,7 @@ import pytest
 from playback_kit import BEGAN_S, FIRST, Recorder, frames, is_key, packets_of
 from remux_kit import source, tags_of
 
-from flowctl.flv import TAG_SCRIPT, FlvReader, FlvTag
+from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, FlvReader, FlvTag, header, tag
 from flowctl.live.playback import library
 from flowctl.live.playback.flvfile import FlvFile
 from flowctl.live.playback.library import GAP_S, Library
@@ -214,6 +214,32 @@ def test_file_when_a_publisher_has_filled_it_with_what_looks_like_tags_costs_lit
         file.write(b"\x09\x1f\xff\xff" + bytes(7) + b"\x08\0\0\0\0\0" * 300_000)
     assert len(shelf.recordings("live", "room", None, None, "", 10)[0]) == 1
     assert len(looked) < 150_000
+
+
+def test_file_when_what_is_found_by_halves_is_in_the_frames_of_a_publisher_costs_little(tmp_path, monkeypatch):
+    """Tags in its frames, of a time that comes later, lie wherever halves are looked at; between are tiny ones."""
+    tiny, size = tag(TAG_AUDIO, 1, b"\xaf\1x"), 8 << 20
+    data = bytearray(header(True, False) + tag(TAG_AUDIO, 0, b"\xaf\0\x12\x10"))
+    for place in sorted(size >> half for half in range(1, 6)):
+        data += tiny * ((place - 30_000 - len(data)) // len(tiny))
+        data += tag(TAG_AUDIO, 1, b"\xaf\1" + tag(TAG_AUDIO, 9000, b"\xaf\1x") * 4000)
+    data += tiny * ((size - len(data)) // len(tiny)) + tag(TAG_AUDIO, 8000, b"\xaf\1x")
+    (tmp_path / FIRST).write_bytes(data)
+    looked = []
+    really = FlvFile.tag_at
+    monkeypatch.setattr(FlvFile, "tag_at", lambda self, at: (looked.append(at), really(self, at))[1])
+    with (tmp_path / FIRST).open("rb") as file:
+        assert FlvFile(file.fileno()).place_of(5000) == len(data)
+    assert len(looked) < 150_000
+
+
+def test_part_when_much_has_to_be_looked_at_for_it_is_of_the_first_files(tmp_path, monkeypatch):
+    Recorder(tmp_path, max_s=1).all(4)
+    shelf = Library(tmp_path)
+    assert len(read(shelf, 0, 60)[0].pieces) == 4
+    times = iter((0.0, 0.5, 0.9, 1.1))
+    monkeypatch.setattr(library.time, "thread_time", lambda: next(times))
+    assert len(read(shelf, 0, 60)[0].pieces) == 2
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -277,9 +277,9 @@ def opened(name):
 
 def test_part_when_a_file_is_removed_while_it_is_sent_ends_the_connection(playback, folder):
     made = Recorder(folder, max_s=2).all(9, video_bit_rate=4_000_000)
-    web = playback(socket_options=SocketOptions(send_buffer_bytes=4096))
+    web = playback(socket_options=SocketOptions(send_buffer_bytes=65536))
     client = web.client()
-    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
     client.send("GET /recordings/live/room.flv?from=2025-11-30 HTTP/1.1\r\nHost: h\r\n\r\n")
     wait_for(lambda: any(item.sender.blocked for item in web.server.connections()))
     for path in sorted(made.folder.iterdir())[1:]:
