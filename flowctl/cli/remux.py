@@ -35,6 +35,7 @@ _STOP_S = 30.0
 """Longest wait for a disk that takes the rest; the next start finds what is on it then."""
 _LOOK_S = 0.2
 _MOST_URLS = 64
+_MOST_TOLD = 1 << 60  # seconds or octets of a recording
 
 
 def record(
@@ -209,11 +210,11 @@ def _show_recordings(rows: list[dict[str, Any]], *, more: bool, as_json: bool) -
         if as_json:
             print_json(row)
             continue
-        length = row.get("duration_s")
+        length, size = (_number(row.get(name)) for name in ("duration_s", "bytes"))
         words = [
             foreign(row.get("start"))[:24].ljust(24),
-            (format_duration(round(length)) if isinstance(length, int | float) else "?").rjust(8),
-            (format_size(size) if isinstance(size := row.get("bytes"), int) else "?").rjust(9),
+            ("?" if length is None else format_duration(length)).rjust(8),
+            ("?" if size is None else format_size(size)).rjust(9),
             foreign(row.get("file")),
             "being written" if row.get("being_written") else "",
         ]
@@ -222,6 +223,11 @@ def _show_recordings(rows: list[dict[str, Any]], *, more: bool, as_json: bool) -
         say("no recordings", to_stderr=True)
     if more:
         say(f"there are more: --to {foreign(rows[-1].get('start'))}", to_stderr=True)
+
+
+def _number(value: object) -> int | None:
+    """Return a number of a list, which is a server's word; None: it is none that makes sense."""
+    return round(value) if isinstance(value, int | float) and 0 <= value < _MOST_TOLD else None
 
 
 def _time_of(text: str | None, option: str) -> float | None:

@@ -217,12 +217,12 @@ class Library:
         """Read a span in parts; it ends early where a file has gone."""
         yield span.head
         for piece in span.pieces:
-            with self._opened(app, stream) as folder:
-                if folder is None:
-                    return
-                number, _ = _open(folder, piece.name)
+            move = moved_tags if piece.name.endswith(SUFFIX) else moved_fragments
             try:
-                move = moved_tags if piece.name.endswith(SUFFIX) else moved_fragments
+                with self._opened(app, stream) as folder:
+                    if folder is None:
+                        return
+                    number, _ = _open(folder, piece.name)
                 with contextlib.closing(os.fdopen(number, "rb", buffering=0)):
                     yield from move(number, piece, span.length_s, span.size_bytes)
             except DAMAGED:

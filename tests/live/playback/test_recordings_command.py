@@ -10,8 +10,10 @@ from playback_kit import FIRST, Recorder, frames
 from remux_kit import tags_of
 
 from flowctl.cli import main
+from flowctl.cli.remux import _show_recordings
 from flowctl.live.access.rules import Proof, StreamAccess
 from flowctl.live.access.tokens import SecretFile, signed_query
+from flowctl.live.playback.library import Library
 
 SECRET = b"a secret of thirty-two or more bytes, for tests"
 
@@ -95,3 +97,17 @@ def test_command_when_the_server_gives_none_says_which_setting_would(sources, fo
     _, url = sources(players_may_wait=False)
     assert main(["recordings", url.replace("/live/", "/other/")]) == 1
     assert "record_play" in capsys.readouterr().err
+
+
+def test_command_when_a_server_tells_figures_that_make_no_sense_lists_without_them(capsys):
+    rows = [{"duration_s": float("nan"), "bytes": 10**400}, {"duration_s": float("inf"), "bytes": -1}]
+    _show_recordings(rows, more=False, as_json=False)
+    assert [line.split()[1:3] for line in capsys.readouterr().out.splitlines()] == [["?", "?"]] * 2
+
+
+def test_command_when_a_file_goes_while_it_is_fetched_says_how_much_came(folder, tmp_path, monkeypatch, capsys):
+    made = Recorder(folder, max_s=2).all(5)
+    planned = Library.span
+    monkeypatch.setattr(Library, "span", lambda *given: (planned(*given), sorted(made.folder.iterdir())[1].unlink())[0])
+    assert main(["recordings", str(made.folder), "--fetch", str(tmp_path / "part.flv")]) == 1
+    assert " came" in capsys.readouterr().err
