@@ -26,7 +26,7 @@ from flowctl.units import format_count, format_duration, format_size, parse_dura
 
 if TYPE_CHECKING:
     from flowctl.live.cluster.follow import FollowStatistics, StreamFollower
-    from flowctl.live.playback.sources import Source
+    from flowctl.live.playback.sources import FolderRecordings, ServerRecordings
     from flowctl.live.remux.hls import HlsWriter
     from flowctl.live.remux.recorder import FinishedFile, Form, StreamRecorder
     from flowctl.wire.rtmp.url import RtmpUrl
@@ -192,7 +192,7 @@ def recordings(
             _fetch_part(shelf, from_s or 0.0, to_s, fetch)
 
 
-def _fetch_part(shelf: Source, from_s: float, to_s: float | None, output: str) -> None:
+def _fetch_part(shelf: FolderRecordings | ServerRecordings, from_s: float, to_s: float | None, output: str) -> None:
     start, length, parts = shelf.fetch(from_s, to_s, ".mp4" if output.endswith(".mp4") else ".flv")
     got = 0
     with written(output) as file:

@@ -21,7 +21,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from flowctl.core.folders.folders import opened_folder
 from flowctl.live.playback.flvfile import FlvFile, Stretch, moved_tags
@@ -144,7 +144,10 @@ class OpenedFile:
 
 
 class Library:
-    """The recordings of one folder. Any thread may call its methods."""
+    """The recordings of one folder. Any thread may call its methods.
+
+    It has a folder per stream, or, where application and stream are empty, the files of one.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder: Final = folder
@@ -231,7 +234,7 @@ class Library:
     @contextlib.contextmanager
     def _opened(self, app: str, stream: str) -> Iterator[int | None]:
         """Give a descriptor of a stream's folder, never through a link. None: there is none."""
-        way = NameTemplate(TEMPLATE).path(app, stream, 0).parent
+        way = NameTemplate(TEMPLATE).path(app, stream, 0).parent if app or stream else ""
         with contextlib.ExitStack() as stack:
             try:
                 place = stack.enter_context(opened_folder(self._folder / way, None))
@@ -275,65 +278,17 @@ class Library:
         )
 
 
-class Cut(Protocol):
-    """A place in a file where playing can begin."""
-
-    @property
-    def at(self) -> int:
-        """Where that is."""
-
-    @property
-    def time_ms(self) -> int:
-        """Its time in the file."""
-
-
-class TimedFile(Protocol):
-    """A recording that is read by time."""
-
-    @property
-    def step_ms(self) -> int:
-        """Time from its last frame to the first of the file that follows."""
-
-    @property
-    def first(self) -> int:
-        """Where the first frame is."""
-
-    @property
-    def end(self) -> int:
-        """Where the last whole one ends."""
-
-    @property
-    def length_ms(self) -> int:
-        """The time of its last frame."""
-
-    @property
-    def kind(self) -> object:
-        """What has to be the same in a file that goes on with this one."""
-
-    def head(self, length_s: float, rest_bytes: int) -> bytes:
-        """Return what stands before the frames of a file that is so long, and has so many octets of them."""
-
-    def cut_before(self, time_ms: int) -> Cut | None:
-        """Return the last place with which playing can begin so that `time_ms` is seen."""
-
-    def place_of(self, time_ms: int) -> int:
-        """Return where that time or later begins; the end, where nothing does."""
-
-    def time_before(self, at: int) -> int:
-        """Return the time of what ends at a place."""
-
-
 class _Plan:
     """A span as it is put together, file by file."""
 
-    def __init__(self, file: TimedFile, piece: Stretch, start_s: float) -> None:
+    def __init__(self, file: FlvFile | Mp4File, piece: Stretch, start_s: float) -> None:
         self._first: Final = file
         self.pieces = [piece]
         self.start_s: Final = start_s
         self._note_end(file, piece, start_s - piece.from_ms / 1000)
 
     @classmethod
-    def begun(cls, file: TimedFile, name: str, from_s: float, to_s: float) -> _Plan | None:
+    def begun(cls, file: FlvFile | Mp4File, name: str, from_s: float, to_s: float) -> _Plan | None:
         """Return the beginning of a span; None: the file has nothing of that time."""
         file_s = start_of(name) or 0.0
         if from_s > file_s + file.length_ms / 1000:
@@ -344,7 +299,7 @@ class _Plan:
         piece = Stretch(name, cut.at, _end_at(file, to_s - file_s), cut.time_ms, 0)
         return cls(file, piece, file_s + cut.time_ms / 1000) if piece.end > piece.begin else None
 
-    def goes_on(self, file: TimedFile, name: str, to_s: float) -> bool:
+    def goes_on(self, file: FlvFile | Mp4File, name: str, to_s: float) -> bool:
         """Add what a file has of it; return whether it was the one that follows."""
         file_s = start_of(name) or 0.0
         if abs(file_s - self._end_s) > GAP_S or file.kind != self._first.kind:
@@ -356,7 +311,7 @@ class _Plan:
         self._note_end(file, piece, file_s)
         return True
 
-    def _note_end(self, file: TimedFile, piece: Stretch, file_s: float) -> None:
+    def _note_end(self, file: FlvFile | Mp4File, piece: Stretch, file_s: float) -> None:
         last_ms = file.time_before(piece.end)
         self._length_ms = piece.at_ms + max(last_ms - piece.from_ms, 0)
         self._end_s = file_s + last_ms / 1000
@@ -367,7 +322,7 @@ class _Plan:
         return Span(start_s=self.start_s, length_s=length_s, head=head, pieces=tuple(self.pieces))
 
 
-def _end_at(file: TimedFile, time_s: float) -> int:
+def _end_at(file: FlvFile | Mp4File, time_s: float) -> int:
     time_ms = round(time_s * 1000)
     return file.end if time_ms > file.length_ms else file.place_of(time_ms)
 
@@ -412,5 +367,5 @@ def _length_s(number: int, name: str) -> float | None:
         return None
 
 
-def _timed(number: int, name: str) -> TimedFile:
+def _timed(number: int, name: str) -> FlvFile | Mp4File:
     return FlvFile(number) if name.endswith(SUFFIX) else Mp4File(number)

@@ -104,14 +104,12 @@ class Mp4File:
         return self._end_ms(self._places[max(bisect_left(self._places, at) - 1, 0)])
 
     def _begin_ms(self, at: int) -> int:
-        times = [begin * 1000 // self._scales[track] for track, begin in _begins_of(self._header(at))]
-        return min(times)
+        times = _times_in(_header_at(self._number, at))
+        return min(begin * 1000 // self._scales[track] for _, _, track, begin in times)
 
     def _end_ms(self, at: int) -> int:
-        return max(end * 1000 // self._scales[track] for track, end in _ends_of(self._header(at)))
-
-    def _header(self, at: int) -> bytes:
-        return _header_at(self._number, at)[_HEADER_BYTES:]
+        header = _header_at(self._number, at)[_HEADER_BYTES:]
+        return max(end * 1000 // self._scales[track] for track, end in _ends_of(header))
 
 
 def moved_fragments(number: int, place: Stretch, span_s: float, span_bytes: int) -> Iterator[bytes]:
@@ -159,13 +157,6 @@ def _times_in(header: bytes | bytearray) -> Iterator[tuple[int, str, int, int]]:
                     yield inside + 12, form, track, struct.unpack_from(form, header, inside + 12)[0]
                 inside += max(int.from_bytes(header[inside : inside + 4], "big"), _HEADER_BYTES)
         at = end
-
-
-def _begins_of(fragment: bytes) -> Iterator[tuple[int, int]]:
-    """Yield each track and the time at which its part of a fragment begins, in ticks."""
-    for part in _boxes(fragment, b"traf"):
-        head, begin = _box(part, b"tfhd"), _box(part, b"tfdt")
-        yield struct.unpack_from(">I", head, 4)[0], struct.unpack_from(">Q" if begin[0] else ">I", begin, 4)[0]
 
 
 def _boxes(data: bytes, *wanted: bytes) -> Iterator[bytes]:

@@ -8,8 +8,8 @@ import json
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol
-from urllib.parse import quote, unquote, urlencode
+from typing import Any, Final
+from urllib.parse import quote, urlencode
 
 from flowctl.core.loop.trust import client_context
 from flowctl.core.text.printable import foreign
@@ -30,19 +30,6 @@ _HINTS: Final = {
 }
 
 
-class Source(Protocol):
-    """The recordings of one stream, wherever they are."""
-
-    def find(self, from_s: float | None, to_s: float | None, limit: int) -> tuple[list[dict[str, Any]], bool]:
-        """Return the recordings of a time, the latest first, and whether there are more."""
-
-    def fetch(self, from_s: float, to_s: float | None, suffix: str) -> tuple[str, int, Iterator[bytes]]:
-        """Return when a part of that time begins, its size, and the part."""
-
-    def close(self) -> None:
-        """Let go of what is open."""
-
-
 class FolderRecordings:
     """The folder of a stream's recordings."""
 
@@ -50,27 +37,28 @@ class FolderRecordings:
         folder = folder.resolve()
         if not folder.is_dir():
             raise ConfigError(f"{folder} is no folder", hint="name that of a stream: recordings/live/room")
-        self._library = Library(folder.parent.parent)
-        self._stream = unquote(folder.parent.name), unquote(folder.name)
+        self._library = Library(folder)
 
     def close(self) -> None:
         """Do nothing: a file is open only while it is read."""
 
     def find(self, from_s: float | None, to_s: float | None, limit: int) -> tuple[list[dict[str, Any]], bool]:
-        found, more = self._library.recordings(*self._stream, from_s, to_s, "", limit)
+        """Return the recordings of a time, the latest first, and whether there are more."""
+        found, more = self._library.recordings("", "", from_s, to_s, "", limit)
         return [item.row() for item in found], more
 
     def fetch(self, from_s: float, to_s: float | None, suffix: str) -> tuple[str, int, Iterator[bytes]]:
-        span = self._library.span(*self._stream, from_s, LATEST_S if to_s is None else to_s, suffix)
+        """Return when a part of that time begins, its size, and the part."""
+        span = self._library.span("", "", from_s, LATEST_S if to_s is None else to_s, suffix)
         if span is None:
             raise FlowctlError(
                 f"nothing was recorded then as {suffix[1:].upper()}", hint="without --fetch it is listed what there is"
             )
-        return time_text(span.start_s), span.size_bytes, self._library.parts(*self._stream, span)
+        return time_text(span.start_s), span.size_bytes, self._library.parts("", "", span)
 
 
 class ServerRecordings:
-    """The recordings of a stream at a server; asked once."""
+    """The recordings of a stream at a server, found and fetched as those of a folder; asked once."""
 
     def __init__(self, text: str) -> None:
         url = parse_address(text, ("http", "https"))

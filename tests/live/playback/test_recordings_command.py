@@ -111,3 +111,10 @@ def test_command_when_a_file_goes_while_it_is_fetched_says_how_much_came(folder,
     monkeypatch.setattr(Library, "span", lambda *given: (planned(*given), sorted(made.folder.iterdir())[1].unlink())[0])
     assert main(["recordings", str(made.folder), "--fetch", str(tmp_path / "part.flv")]) == 1
     assert " came" in capsys.readouterr().err
+
+
+def test_command_when_a_folder_is_called_as_no_server_calls_it_looks_into_it(folder, tmp_path, capsys):
+    copied = Recorder(folder).all(1).folder.rename(tmp_path / "my show")
+    capsys.readouterr()  # the log so far
+    assert main(["recordings", str(copied)]) == 0
+    assert FIRST in capsys.readouterr().out
