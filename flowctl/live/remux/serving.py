@@ -207,7 +207,9 @@ def give_file(
         os.close(number)
         exchange.end()
         return None
-    body = FileBody(exchange, _of_file(number, begin, end), end - begin, elsewhere)
+    parts = _of_file(number, begin, end)
+    next(parts)  # begun, so it closes the descriptor even where nothing is ever read
+    body = FileBody(exchange, parts, end - begin, elsewhere)
     body.give()
     return body
 
@@ -215,6 +217,7 @@ def give_file(
 def _of_file(number: int, begin: int, end: int) -> Generator[bytes]:
     """Read a file in parts; its descriptor is closed whatever becomes of the connection."""
     try:
+        yield b""
         while begin < end and (data := os.pread(number, min(_PART_BYTES, end - begin), begin)):
             begin += len(data)
             yield data

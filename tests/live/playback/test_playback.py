@@ -275,6 +275,21 @@ def opened(name):
     return [path for path in found if path.name == name]
 
 
+def test_file_when_its_client_goes_before_anything_is_read_is_closed(playback, folder, monkeypatch):
+    Recorder(folder).all(1)
+    asked, really = [], serving._Worker.do
+
+    def look_alone(worker, *job):
+        asked.append(worker)
+        if worker is asked[0]:
+            really(worker, *job)
+
+    monkeypatch.setattr(serving._Worker, "do", look_alone)
+    playback().client().send(f"GET /recordings/live/room/{FIRST} HTTP/1.1\r\nHost: h\r\n\r\n")
+    wait_for(lambda: len(asked) == 2)
+    wait_for(lambda: not opened(FIRST))
+
+
 def test_part_when_a_file_is_removed_while_it_is_sent_ends_the_connection(playback, folder):
     made = Recorder(folder, max_s=2).all(9, video_bit_rate=4_000_000)
     web = playback(socket_options=SocketOptions(send_buffer_bytes=65536))
