@@ -73,5 +73,10 @@ def test_recordings_when_a_browser_plays_them_are_seen(tmp_path, recorded):
             part = f"from=2025-11-30T{12 - number}%3A00%3A02"
             browser.wait(lambda part=part: part in browser.run(ASKED), "the part from there on")
             browser.wait(lambda: time_of(browser) > 0.5, "its picture")
+        asked = browser.run(ASKED).count("limit=")
+        browser.run("for (const _ of [1, 2]) document.querySelector('#recordings-form').requestSubmit()")
+        browser.wait(lambda: browser.run(ASKED).count("limit=") >= asked + 2, "both answers")
+        browser.wait(lambda: browser.texts("#recordings-list li"), "the list again")
+        assert browser.texts("#recordings-list li") == rows  # once
         assert [fault for fault in browser.faults() if "401" not in fault and "403" not in fault] == []
         assert browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0

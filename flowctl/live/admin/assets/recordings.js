@@ -35,15 +35,17 @@ export class Recordings {
     this.query = until ? { to: until.toISOString() } : {};
     this.stop();
     element("list").replaceChildren();
+    element("more").hidden = true;
     return this.look(this.query, null);
   }
 
   async look(query, before) {
-    const url = this.address(this.stream);
+    const url = this.address(this.stream), turn = (this.turn = {}); // only the answer to the last question counts
     if (!url) return this.say("Nothing to list them from: start the server with --http 127.0.0.1:8080.");
     for (const [name, value] of Object.entries({ ...query, ...(before && { before }), limit: AT_ONCE })) url.searchParams.append(name, value);
     try {
       const answer = await fetch(url, { referrerPolicy: "no-referrer" });
+      if (this.turn !== turn) return null;
       if ([401, 403].includes(answer.status)) {
         this.say("This stream asks its viewers for a key or a token.");
         return (await this.refused(this.stream)) ? this.look(query, before) : null;
@@ -51,12 +53,13 @@ export class Recordings {
       if (answer.status === 404) return this.say("Its recordings are not given here: record_play says whose are.");
       if (!answer.ok) throw new Error(`${answer.status} ${await answer.text()}`);
       const { recordings, next } = await answer.json();
+      if (this.turn !== turn) return null;
       element("list").append(...recordings.map((row) => this.line(row)));
       this.next = next;
       element("more").hidden = !next;
       return this.say(element("list").children.length ? "" : "Nothing was recorded of it then.");
     } catch (error) {
-      return this.say(`They cannot be listed: ${foreign(error.message, 200)}`);
+      return this.turn === turn && this.say(`They cannot be listed: ${foreign(error.message, 200)}`);
     }
   }
 
