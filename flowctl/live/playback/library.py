@@ -189,6 +189,8 @@ class Library:
         """
         with self._opened(app, stream) as folder:
             names = [] if folder is None else _names(folder, from_s, to_s)
+            if len(names) > 1 and names[1].startswith(stamp_of(from_s)):
+                del names[0]  # it may end behind that, as names tell it
             plan, began_s = None, time.thread_time()
             for name in names:
                 if time.thread_time() - began_s > MOST_LOOK_S:

@@ -131,6 +131,16 @@ def test_part_when_what_follows_does_not_belong_to_it_ends(tmp_path, why):
     assert (later is None) if why == "format" else later.length_s == pytest.approx(2.0, abs=0.1)
 
 
+def test_part_when_a_file_began_just_then_begins_with_it_and_not_in_the_one_before(tmp_path):
+    """Names tell when files were begun: what came in a burst seems to last until the next one has begun."""
+    Recorder(tmp_path).all(3)
+    Recorder(tmp_path, began_s=BEGAN_S + 2.5).all(3, width=320, height=180)
+    span, _ = read(Library(tmp_path), 2.5, 60)
+    assert (span.start_s, len(span.pieces)) == (BEGAN_S + 2.5, 1)
+    assert span.length_s == pytest.approx(3.0, abs=0.1)
+    assert len(Library(tmp_path).recordings("live", "room", BEGAN_S + 2.5, None, "", 10)[0]) == 2
+
+
 def test_file_when_it_is_being_written_ends_with_its_last_whole_message(tmp_path):
     made = Recorder(tmp_path)
     made.feed(source(12, **LARGE))
