@@ -10,16 +10,17 @@ anything of it is read.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import os
 import stat
 import struct
 import threading
 import time
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +34,8 @@ from flowctl.live.remux.retention import RECORDING, TEMPLATE
 _STAMP: Final = "%Y%m%dT%H%M%S"
 _STAMP_CHARS: Final = 20
 _ROUNDING_S: Final = 1e-5
+_BATCH: Final = 1024
+"""Names that are put in order at a time."""
 _MOST_KNOWN: Final = 8192
 """Files whose length is remembered: 2 MB."""
 LATEST_S: Final = 253_370_764_800.0
@@ -166,7 +169,7 @@ class Library:
             if folder is None:
                 return [], False
             found: list[Recording] = []
-            for name in reversed(_names(folder, from_s, to_s, before)):
+            for name in _names(folder, from_s, to_s, before, latest=True):
                 recording = self._look(folder, name) if is_recording(name) else None
                 # The first one may have ended before the time.
                 if recording is None or (from_s is not None and max(recording.start_s, recording.end_s) < from_s):
@@ -188,11 +191,11 @@ class Library:
         It ends sooner where nothing was recorded, the codec changes, or what follows has another format.
         """
         with self._opened(app, stream) as folder:
-            names = [] if folder is None else _names(folder, from_s, to_s)
-            if len(names) > 1 and names[1].startswith(stamp_of(from_s)):
-                del names[0]  # it may end behind that, as names tell it
+            names = iter(()) if folder is None else _names(folder, from_s, to_s, latest=False)
             plan, began_s = None, time.thread_time()
-            for name in names:
+            for name, following in pairwise(chain(names, ("",))):
+                if following.startswith(stamp_of(from_s)):
+                    continue  # this one may end behind that, as names tell it
                 if time.thread_time() - began_s > MOST_LOOK_S:
                     break
                 if folder is None or not is_recording(name):
@@ -329,19 +332,34 @@ def _end_at(file: FlvFile | Mp4File, time_s: float) -> int:
     return file.end if time_ms > file.length_ms else file.place_of(time_ms)
 
 
-def _names(folder: int, from_s: float | None, to_s: float | None, before: str = "") -> list[str]:
-    """Return the names of what began in a time, and of the last recording before it, in order.
+def _names(folder: int, from_s: float | None, to_s: float | None, before: str = "", *, latest: bool) -> Iterator[str]:
+    """Yield the names of what began in a time, and of the last recording before it, in order or the latest first.
 
     There may be a hundred thousand, of which few are wanted, so which are recordings is left to see for those.
     """
-    every = sorted(os.listdir(folder))
-    begin = 0 if from_s is None else bisect_left(every, stamp_of(from_s))
-    ends = [bisect_left(every, name) for name in (before, "" if to_s is None else stamp_of(to_s)) if name]
-    while from_s is not None and begin > 0:
-        begin -= 1
-        if is_recording(every[begin].removesuffix(PART)):
-            break
-    return list(dict.fromkeys(name.removesuffix(PART) for name in every[begin : min(ends, default=len(every))]))
+    every, low = os.listdir(folder), "" if from_s is None else stamp_of(from_s)
+    ends = [name for name in (before, "" if to_s is None else stamp_of(to_s)) if name]
+    if ends:
+        end = min(ends)
+        every = [name for name in every if name < end]
+    earlier = _in_order([name for name in every if name < low], latest=True)
+    earlier = islice((name for name in earlier if is_recording(name.removesuffix(PART))), 1)
+    found = _in_order([name for name in every if name >= low], latest=latest)
+    last = ""
+    for name in chain(found, earlier) if latest else chain(earlier, found):
+        if (named := name.removesuffix(PART)) != last:
+            yield named
+        last = named
+
+
+def _in_order(names: list[str], *, latest: bool) -> Iterator[str]:
+    """Yield names in order, a batch at a time: no thread of the process goes on while a hundred thousand are sorted."""
+    pick = heapq.nlargest if latest else heapq.nsmallest
+    while names:
+        batch = pick(_BATCH, names)
+        yield from batch
+        end = batch[-1]
+        names = [name for name in names if (name < end if latest else name > end)]
 
 
 def _open(folder: int, name: str) -> tuple[int, bool]:

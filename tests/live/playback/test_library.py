@@ -183,6 +183,28 @@ def test_list_when_there_are_thousands_opens_only_what_it_tells(tmp_path, monkey
     assert len(opened) <= len(found) + 4
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_names_when_put_in_order_batch_by_batch_are_those_of_all_in_order(tmp_path, monkeypatch, seed):
+    rng = random.Random(seed)
+    monkeypatch.setattr(library, "_BATCH", rng.randrange(1, 5))
+    stamps = [f"{library.stamp_of(BEGAN_S + rng.randrange(30))}.flv" for _ in range(rng.randrange(20))]
+    every = sorted({f"{name}{rng.choice(['', '.part'])}" for name in stamps} | {"film.flv", "0"})
+    monkeypatch.setattr(library.os, "listdir", lambda _: rng.sample(every, len(every)))
+    begin, end = (rng.choice([None, BEGAN_S + rng.randrange(-2, 32)]) for _ in range(2))
+    before = rng.choice(["", *stamps])
+    low = "" if begin is None else library.stamp_of(begin)
+    wanted = [name for name in every if end is None or name < library.stamp_of(end)]
+    wanted = [name for name in wanted if not before or name < before]
+    earlier = [name for name in wanted if name < low and library.is_recording(name.removesuffix(".part"))]
+    wanted = [name.removesuffix(".part") for name in (*earlier[-1:], *(name for name in wanted if name >= low))]
+    wanted = list(dict.fromkeys(wanted))
+    assert list(library._names(0, begin, end, before, latest=False)) == wanted
+    assert list(library._names(0, begin, end, before, latest=True)) == [
+        *reversed(wanted[bool(earlier) :]),
+        *wanted[: bool(earlier)],
+    ]
+
+
 def test_files_that_are_none_of_a_server_are_not_there(tmp_path):
     made = Recorder(tmp_path).all(1)
     outside = tmp_path / "outside.flv"
