@@ -257,6 +257,9 @@ def moved_tags(number: int, place: Stretch, span_s: float, span_bytes: int) -> I
             moved = (max(time_ms - place.from_ms, 0) + place.at_ms & CLOCK_MASK).to_bytes(4, "big")
             data[where + 4 : where + 8] = moved[1:] + moved[:1]
             body = where + TAG_HEADER_BYTES
+            if data[where] == TAG_SCRIPT and body + size > len(data) and where:
+                del data[where:]  # the next part begins with it, and has all of it
+                break
             if data[where] == TAG_SCRIPT and body + size <= len(data):
                 data[body : body + size] = told_lengths(TAG_SCRIPT, bytes(data[body : body + size]), span_s, span_bytes)
             where = body + size + BACK_POINTER_BYTES

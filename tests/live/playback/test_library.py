@@ -10,7 +10,7 @@ from playback_kit import BEGAN_S, FIRST, Recorder, frames, is_key, packets_of
 from remux_kit import source, tags_of
 
 from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, FlvReader, FlvTag, header, tag
-from flowctl.live.playback import library
+from flowctl.live.playback import flvfile, library
 from flowctl.live.playback.flvfile import FlvFile
 from flowctl.live.playback.library import GAP_S, Library
 from flowctl.live.remux.container import Mp4Form
@@ -73,7 +73,7 @@ def test_part_when_cut_by_time_is_what_a_look_at_everything_finds(tmp_path, seed
             assert span.start_s <= max(BEGAN_S + begin / 1000, BEGAN_S) + 0.001
 
 
-def test_part_when_it_begins_with_headers_says_how_long_it_is(tmp_path):
+def test_part_when_it_begins_with_headers_says_how_long_it_is(tmp_path, monkeypatch):
     told = FlvTag(TAG_SCRIPT, 0, amf0.encode("onMetaData", {"duration": 900.0, "filesize": 5e9}))
     tags = [told, *(tag for tag in source(6) if tag.type_id != TAG_SCRIPT)]
     made = Recorder(tmp_path)
@@ -81,6 +81,10 @@ def test_part_when_it_begins_with_headers_says_how_long_it_is(tmp_path):
     made.feed([told._replace(timestamp=3000), *(tag for tag in tags if tag.timestamp >= 3000)])
     made.end()
     span, tags = read(Library(tmp_path), 1.5, 4.5)
+    whole = b"".join(Library(tmp_path).parts("live", "room", span))
+    for size in range(100, 200, 3):  # some of which end within the metadata
+        monkeypatch.setattr(flvfile, "PART_BYTES", size)
+        assert b"".join(Library(tmp_path).parts("live", "room", span)) == whole
     lengths = [amf0.decode(tag.payload)[1] for tag in tags if tag.type_id == TAG_SCRIPT]
     assert lengths == [{"duration": span.length_s, "filesize": span.size_bytes}] * 2
     assert span.length_s == pytest.approx(3.5, abs=0.1)
