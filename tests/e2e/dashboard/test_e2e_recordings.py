@@ -80,3 +80,29 @@ def test_recordings_when_a_browser_plays_them_are_seen(tmp_path, recorded):
         assert browser.texts("#recordings-list li") == rows  # once
         assert [fault for fault in browser.faults() if "401" not in fault and "403" not in fault] == []
         assert browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+
+
+def test_recording_when_it_is_long_is_played_part_by_part_to_its_end(tmp_path, recorded, sample):
+    """Of six minutes, 74 MiB: no more is loaded at once than a browser keeps, and no part is asked for in ranges."""
+    tags = tags_of(sample("large"))
+    settings = RecordSettings(folder=recorded["media"].record_folder, template=NameTemplate(TEMPLATE))
+    recorder = StreamRecorder("live", "long", settings, FlvForm, wall=lambda: BEGAN_S)
+    for number in range(8):
+        recorder.work([MessageTaken(*tag) for tag in moved(tags, number * (tags[-1].timestamp + 40))])
+    recorder.work([PublicationEnded("over")])
+    ends = "const video = document.querySelector('#recordings-video'), end = video.buffered.length - 1;"
+    loaded = f"{ends} return end < 0 ? 0 : video.buffered.end(end) - video.duration * (video.readyState > 1)"
+    with (
+        open_dashboard(**recorded) as (_, address),
+        contextlib.closing(Browser(tmp_path / "profile")) as browser,
+    ):
+        browser.open(address)
+        browser.wait(lambda: "live" in browser.text("#freshness"), "the figures of the server")
+        browser.fill("#recordings-form [name=stream]", "live/long")
+        browser.click("#recordings-form button")
+        browser.wait(lambda: browser.texts("#recordings-list li"), "a list")
+        browser.click("#recordings-list li button")
+        browser.wait(lambda: time_of(browser) > 0.5 and browser.run(loaded) == 0, "all of the first part")
+        browser.run(f"{ends} video.currentTime = video.duration - 2;")
+        browser.wait(lambda: "from=2025-11-30T10%3A04" in browser.run(ASKED), "what follows")
+        browser.wait(lambda: 0.5 < time_of(browser) < 60, "its picture")

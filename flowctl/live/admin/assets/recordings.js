@@ -4,6 +4,7 @@ import { library } from "./picture.js";
 import { duration, foreign, make, put, size } from "./words.js";
 
 const AT_ONCE = 20;
+const PIECE_BYTES = 64e6; // a part is asked for at once: it has no ranges by which more could be asked for later
 const LATE_MS = 400; // a slider that is being moved asks for nothing
 
 const element = (id) => document.getElementById(`recordings-${id}`);
@@ -87,19 +88,24 @@ export class Recordings {
     at.max = Math.floor(row.duration_s ?? 0);
     at.value = from;
     put(element("time"), this.time());
-    video.onerror = () => this.note("This browser cannot play it.");
+    video.onerror = () => { // who pauses for long loses the connection
+      if (video.currentTime > 1) this.play(row, from + video.currentTime);
+      else this.note("This browser cannot play it.");
+    };
     video.onplaying = () => this.note("");
     this.note("Loading…");
     const begin = Date.parse(row.start), end = begin + Math.ceil((row.duration_s ?? 0) * 1000) + 1;
+    const next = from + Math.max((row.duration_s * PIECE_BYTES) / (row.bytes || 1), 10), until = Math.min(begin + next * 1000, end);
+    video.onended = () => until < end && this.play(row, next);
     url.pathname += `.${row.format}`;
     url.searchParams.append("from", new Date(begin + from * 1000).toISOString());
-    url.searchParams.append("to", new Date(Math.max(end, begin + from * 1000 + 1)).toISOString());
+    url.searchParams.append("to", new Date(Math.max(until, begin + from * 1000 + 1)).toISOString());
     if (row.format === "flv") {
       const mpegts = await library();
       if (this.row !== row || this.player) return;
       if (!mpegts.isSupported()) return this.note("This browser cannot play FLV.");
       const source = { type: "flv", isLive: false, url: url.href, cors: true, withCredentials: false };
-      this.player = mpegts.createPlayer(source, { lazyLoad: true, lazyLoadMaxDuration: 60, autoCleanupSourceBuffer: true });
+      this.player = mpegts.createPlayer(source, { lazyLoad: false, autoCleanupSourceBuffer: true });
       this.player.on(mpegts.Events.ERROR, (kind, detail) => this.note(`It cannot be played: ${foreign(`${kind}: ${detail}`)}`));
       this.player.attachMediaElement(video);
       this.player.load();
@@ -113,7 +119,7 @@ export class Recordings {
     clearTimeout(this.timer);
     const player = this.player, video = element("video");
     this.player = this.row = null;
-    video.onerror = null;
+    video.onerror = video.onended = null;
     if (player) player.destroy();
     video.removeAttribute("src");
     video.load();
