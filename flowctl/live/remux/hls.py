@@ -288,13 +288,19 @@ class HlsWriter(StreamWriter):
 
     def _most_ms(self) -> int:
         """Return how long the open part may be; 0: that is not known yet."""
-        playlist, part_s = self._playlist, self._settings.part_s
-        known = playlist is not None and playlist.announced
-        if part_s:
-            part_s = playlist.part_s if playlist is not None else part_s
-            # Without sound the pictures say how long a part has to be, until that is announced.
-            return int(part_s * 1000 + 1e-6) if known or self._sound is not None or not self._slow else 0
-        return int(playlist.most_s * 1000 + 1e-6) if playlist is not None and known else 0
+        (segment_s, part_s), known = self._most(), self._announced() is not None
+        # Without sound the pictures say how long a part has to be, until that is announced.
+        known = known or (bool(part_s) and (self._sound is not None or not self._slow))
+        return int((part_s or segment_s) * 1000 + 1e-6) if known else 0
+
+    def _most(self) -> tuple[float, float]:
+        """Return how long a segment and a part may be."""
+        return self._announced() or (_MOST_SEGMENT_S, self._settings.part_s)
+
+    def _announced(self) -> tuple[float, float] | None:
+        """Return the same as the playlist has announced it. None: it has not yet."""
+        playlist = self._playlist
+        return (playlist.most_s, playlist.part_s) if playlist is not None and playlist.announced else None
 
     def _cut_where_blind(self, unit: Unit) -> Unit:
         """Have a segment begin with sound as well, where pictures were announced and none has come for long."""
@@ -316,13 +322,12 @@ class HlsWriter(StreamWriter):
         return began is not None and self._has_key and long
 
     def _full(self, now_ms: int) -> bool:
-        began, playlist = self._begin_ms, self._playlist
-        most_s = min(_MOST_SEGMENT_S, _MOST_SEGMENT_S if playlist is None else playlist.most_s - _EARLY_S)
+        began, most_s = self._begin_ms, self._most()[0] - _EARLY_S
         return began is not None and (self._open_bytes >= _MOST_BYTES or now_ms - began >= most_s * 1000)
 
     def _part_due(self, unit: Unit) -> bool:
         """Return whether the open part ends before `unit`: a picture, or sound where pictures are too far apart."""
-        part_ms = (self._settings.part_s if self._playlist is None else self._playlist.part_s) * 1000
+        part_ms = self._most()[1] * 1000
         if not (part_ms and self._units and unit.type_id in {TAG_VIDEO, TAG_AUDIO}) or self._part_ms is None:
             return False
         late = unit.type_id == TAG_AUDIO and "video" in self._timeline.codecs
@@ -404,7 +409,7 @@ class HlsWriter(StreamWriter):
                 self._close_segment(playlist)
                 self._begin_tracks(playlist, init, tracks)
                 self._begin_ms = self._part_ms
-            elif self._segment is not None and round(self._segment.duration_s + duration_s, 3) > playlist.most_s:
+            elif self._segment is not None and round(self._segment.duration_s + duration_s, 3) > self._most()[0]:
                 self._close_segment(playlist)
                 self._begin_ms, self._forced = self._part_ms, not self._units[0].cut
             segment = self._segment or self._begin_segment(playlist)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
@@ -35,7 +36,7 @@ _HOLD_BACK_TARGETS: Final = 3
 """Target durations from the end in which segments are listed by their parts, too (section 6.2.2)."""
 _LEAST_TARGETS: Final = 3
 """Target durations that are listed, if there were as many (section 6.2.2)."""
-_ROUNDED_S: Final = 0.499
+ROUNDED_S: Final = 0.499
 """What a segment may be longer than the target, since its length is rounded (section 4.4.3.1)."""
 _ROOM_S: Final = 0.25
 """Of that, what is left to the segments that come."""
@@ -67,12 +68,15 @@ class HlsSegment:
         return self if self.began_at is None else replace(self, began_at=self.began_at + by_s)
 
 
+_Agree = Callable[[int, float], tuple[int, float]]
+
+
 class Playlist:
     """A playlist that slides. Not locked: its owner has one thread."""
 
     __slots__ = (
-        *("_discontinuities", "_listed", "_number", "_open", "_parts_from", "_past", "_segments", "_target_s"),
-        *("_wanted", "announced", "ended", "next_part", "part_s"),
+        *("_agree", "_discontinuities", "_listed", "_number", "_open", "_parts_from", "_past", "_segments"),
+        *("_target_s", "_wanted", "announced", "ended", "next_part", "part_s"),
     )
 
     def __init__(self, number: int, listed: int, segment_s: float, part_s: float = 0.0) -> None:
@@ -84,14 +88,15 @@ class Playlist:
         self._open: HlsSegment | None = None  # what there is of the next one
         self._past: deque[HlsSegment] = deque()  # not in the playlist any more, and still there
         self._discontinuities = 0  # that have left the playlist
+        self._agree: _Agree = lambda *own: own  # gives the targets, for those that it would set by itself
         self.ended = False
         """No segment will be added."""
         self.next_part = ""
         """Name that the next part will have."""
 
-    def continue_from(self, discontinuities: int) -> None:
-        """Count discontinuities as other playlists of the same content do; before there are segments."""
-        self._discontinuities = discontinuities
+    def continue_from(self, discontinuities: int, agree: _Agree) -> None:
+        """Count discontinuities, and set targets, as other playlists of the same content do; before any segment."""
+        self._discontinuities, self._agree = discontinuities, agree
 
     @property
     def next_number(self) -> int:
@@ -104,7 +109,7 @@ class Playlist:
     @property
     def most_s(self) -> float:
         """Longest duration that a segment may have."""
-        return self._target_s + _ROUNDED_S if self.announced else math.inf
+        return self._target_s + ROUNDED_S if self.announced else math.inf
 
     def forget_targets(self) -> None:
         """Have the targets set anew: nobody follows what was announced any more."""
@@ -118,12 +123,16 @@ class Playlist:
         if self.announced:
             return
         self.announced = True
-        longest_s = max((part.duration_s for segment in self._segments for part in segment.parts), default=0.0)
-        if longest_s > self.part_s:
-            self.part_s = round(longest_s * _PART_ROOM, 3)
-            self._parts_from = self.next_number  # those that are there may be too short for that
+        part_s = max((part.duration_s for segment in self._segments for part in segment.parts), default=0.0)
+        part_s = round(part_s * _PART_ROOM, 3) if part_s > self.part_s else self.part_s
         longest_s = max((segment.duration_s for segment in self._segments), default=0.0)
-        self._target_s = max(self._target_s, math.ceil(round(longest_s - _ROOM_S, 3)), math.ceil(self.part_s))
+        target_s = max(self._target_s, math.ceil(round(longest_s - _ROOM_S, 3)), math.ceil(part_s))
+        self._target_s, agreed_s = self._agree(target_s, part_s)
+        if not self.part_s == part_s == agreed_s:
+            self._parts_from = self.next_number  # those that are there may be too short for that, or too long
+        self.part_s = agreed_s
+        while any(segment.duration_s > self.most_s for segment in self._segments):
+            self._slide()
 
     def show(self, segment: HlsSegment) -> None:
         """List the parts that there are of the segment that is added next."""

@@ -42,6 +42,14 @@ def test_playlist_when_the_stream_comes_back_begins_anew_behind_the_old_numbers(
     assert playlist.text().endswith("#EXT-X-MEDIA-SEQUENCE:13\n#EXT-X-DISCONTINUITY\n#EXTINF:2.000,\n3.ts\n")
 
 
+def test_playlist_when_others_have_shorter_targets_has_no_segment_that_is_longer():
+    playlist = Playlist(1, 4, 2.0)
+    playlist.continue_from(0, lambda *_: (2, 0.0))
+    for number, duration_s in enumerate((1.0, 4.0, 2.0)):
+        playlist.add(HlsSegment(f"{number}.ts", duration_s))
+    assert playlist.text().endswith("#EXT-X-TARGETDURATION:2\n#EXT-X-MEDIA-SEQUENCE:3\n#EXTINF:2.000,\n2.ts\n")
+
+
 @given(
     st.lists(st.tuples(st.floats(0.1, 70), st.booleans(), st.sampled_from(["", "a", "b"])), max_size=40),
     st.integers(3, 6),

@@ -87,6 +87,8 @@ class VariantSet:
         self._zero_ms: int | None = None  # where the timeline of all begins on their clock; guarded by _lock
         self._last_ms = 0  # where it was last; guarded by _lock
         self._discontinuities = 0  # guarded by _lock
+        self._targets: tuple[int, float] | None = None  # that all playlists announce; guarded by _lock
+        self._announced: set[str] = set()  # renditions whose playlists have; guarded by _lock
         self._begun: dict[int, _Begun] = {}  # by place on the clock in segments; guarded by _lock
 
     def want(self, renditions: Iterable[str]) -> None:
@@ -109,6 +111,7 @@ class VariantSet:
         with self._lock:
             self._inside.discard(rendition)
             self._facts.pop(rendition, None)
+            self._forget_targets_locked(rendition)
             goes_on = bool(self._wanted and self._facts)
             if not self._inside and self._file is not None:
                 os.utime(self._file)  # the playlist stays for as long as those of its variants
@@ -165,6 +168,28 @@ class VariantSet:
             self._begun.setdefault(cell, _Begun(at_ms, number, date))
             while len(self._begun) > _KEPT_CELLS:
                 del self._begun[next(iter(self._begun))]
+
+    @property
+    def targets(self) -> tuple[int, float] | None:
+        """The target durations of segments and of parts. None: they are not set."""
+        with self._lock:
+            return self._targets
+
+    def announce(self, rendition: str, target_s: int, part_s: float) -> tuple[int, float]:
+        """Return what a playlist is to announce, which has to be the same in all (section 6.2.4 of RFC 8216)."""
+        with self._lock:
+            self._announced.add(rendition)
+            self._targets = self._targets or (target_s, part_s)
+            return self._targets
+
+    def forget_targets(self, rendition: str) -> None:
+        """Note that a playlist has ended: behind the last one they are set anew."""
+        with self._lock:
+            self._forget_targets_locked(rendition)
+
+    def _forget_targets_locked(self, rendition: str) -> None:
+        self._announced.discard(rendition)
+        self._targets = self._targets if self._announced else None
 
     def _tell(self) -> None:
         """Write the playlist, if there is news."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import deque
+from functools import partial
 from typing import Any, Final
 
 from flowctl.core.flow.state import VIDEO_CLASSES, MessageClass
@@ -13,7 +14,7 @@ from flowctl.live.remux.course import Unit
 from flowctl.live.remux.dates import ProgramDates
 from flowctl.live.remux.hls import HlsSettings, HlsWriter, SegmentForm
 from flowctl.live.remux.intake import MESSAGE_BYTES
-from flowctl.live.remux.playlist import HlsSegment, Playlist
+from flowctl.live.remux.playlist import ROUNDED_S, HlsSegment, Playlist
 from flowctl.live.remux.variants.tracks import Tracks, read_tracks
 from flowctl.live.remux.variants.variantset import Measures, VariantSet
 
@@ -142,8 +143,17 @@ class VariantWriter(HlsWriter):
     def _begin_list(self) -> Playlist:
         playlist = super()._begin_list()
         self._discontinuities = self._variants.discontinuities
-        playlist.continue_from(self._discontinuities)
+        playlist.continue_from(self._discontinuities, partial(self._variants.announce, self._rendition))
         return playlist
+
+    def _announced(self) -> tuple[float, float] | None:
+        targets = self._variants.targets
+        return (targets[0] + ROUNDED_S, targets[1]) if targets is not None else super()._announced()
+
+    def _end_list(self) -> None:
+        super()._end_list()
+        if self._playlist is not None and self._playlist.ended:
+            self._variants.forget_targets(self._rendition)
 
     def _begin_segment(self, playlist: Playlist) -> HlsSegment:
         segment, at_ms = super()._begin_segment(playlist), self._begin_ms or 0

@@ -7,6 +7,7 @@ import re
 
 import av
 import pytest
+from hls_kit import Validator
 
 from flowctl.errors import ConfigError
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
@@ -74,10 +75,10 @@ class Show:
         return [(int(number), date, float(length)) for date, length, number in found]
 
 
-def tags_of(name, seconds, *, from_s=0.0):
+def tags_of(name, seconds, *, from_s=0.0, **options):
     """Return tags up to a time, with a key frame each second; headers first, wherever they begin."""
     tags = []
-    for tag in SyntheticSource(video_bit_rate=RATES[name], fps=10, key_interval_s=1.0):
+    for tag in SyntheticSource(**{"video_bit_rate": RATES[name], "fps": 10, "key_interval_s": 1.0} | options):
         if tag.timestamp >= seconds * 1000:
             break
         tags.append(tag)
@@ -282,3 +283,27 @@ def test_variants_when_all_publishers_have_a_hole_in_their_clock_begin_anew_at_o
     assert {re.search("TARGETDURATION:(.*)", text)[1] for text in texts.values()} == {"2"}
     large, small = (show.segments(name) for name in ("720", "360"))
     assert [item[:2] for item in large[-3:]] == [item[:2] for item in small[-3:]]
+
+
+@pytest.mark.parametrize(
+    ("options", "targets"),
+    [
+        ({"_720": {"key_interval_s": 2.0}, "_360": {"key_interval_s": 4.0}}, (2, 0.1)),
+        ({"_720": {"fps": 5, "audio": False}, "_360": {"fps": 30, "audio": False}}, (2, 0.22)),
+    ],
+)
+def test_target_durations_when_key_frames_or_pictures_are_not_alike_are_those_of_the_first_in_all(
+    tmp_path, options, targets
+):
+    """RFC 8216, 6.2.4: all playlists of a multivariant one have the same."""
+    show = Show(tmp_path, part_s=0.1)
+    validators = {name[1:]: Validator(lambda file: (show.folder / file).read_bytes(), odd=True) for name in options}
+    show.add(*validators)
+    for from_s in range(12):
+        show.feed(**{name: tags_of(name[1:], from_s + 1, from_s=from_s, **its) for name, its in options.items()})
+        for name, validator in validators.items():
+            path = show.folder / f"show{VARIANT}{name}.m3u8"
+            listing = validator.check(path.read_text()) if path.exists() else None
+            assert listing is None or (listing.target_s, listing.part_s) == targets
+    assert [validator.faults for validator in validators.values()] == [[], []]
+    assert all(validator.looked_at for validator in validators.values())
