@@ -67,7 +67,7 @@ class VariantWriter(HlsWriter):
 
     def _due(self, now_ms: int) -> bool:
         began = self._begin_ms
-        return began is not None and self._has_key and self._cell(now_ms) != self._cell(began)
+        return began is not None and self._has_key and self._cell(now_ms) > self._cell(began)
 
     def _write(self, next_ms: int, *, before: int = 0, last: bool = True) -> None:
         if self._zero_ms is None:

@@ -307,3 +307,10 @@ def test_target_durations_when_key_frames_or_pictures_are_not_alike_are_those_of
             assert listing is None or (listing.target_s, listing.part_s) == targets
     assert [validator.faults for validator in validators.values()] == [[], []]
     assert all(validator.looked_at for validator in validators.values())
+
+
+def test_variants_when_a_clock_goes_back_a_little_have_no_segment_of_nothing(show):
+    show.add("720")
+    show.feed(_720=tags_of("720", 5.0))
+    show.feed(_720=moved(tags_of("720", 10.0, from_s=5.0), -3000))
+    assert min(length for _, _, length in show.segments("720")) >= 1.0
