@@ -414,9 +414,7 @@ class HlsWriter(StreamWriter):
                 self._begin_ms, self._forced = self._part_ms, not self._units[0].cut
             segment = self._segment or self._begin_segment(playlist)
             if late_s := self._dates.mend():
-                segment = segment.redated(-late_s)
-                if not segment.discontinuity:
-                    playlist.redate(-late_s)
+                segment = self._mended(segment, late_s, playlist)
             if self._settings.part_s:
                 name = playlist.next_part
                 self._replace(name, data)
@@ -465,6 +463,12 @@ class HlsWriter(StreamWriter):
         name = f"{self._stem}-{playlist.next_number}.{'m4s' if self._init else 'ts'}"
         began_at, apart = self._dates.begin_segment(self._begin_ms or 0, apart=self._apart, may_jump=not self._forced)
         return HlsSegment(name, 0.0, self._init_name, apart, began_at)
+
+    def _mended(self, segment: HlsSegment, late_s: float, playlist: Playlist) -> HlsSegment:
+        """Return a segment with an earlier date, as all since the last discontinuity get it."""
+        if not segment.discontinuity:
+            playlist.redate(-late_s)
+        return segment.redated(-late_s)
 
     def _close_segment(self, playlist: Playlist) -> None:
         """Write the open segment, if there is one. Where that fails it is tried again before the next one."""

@@ -60,6 +60,7 @@ class _Facts(NamedTuple):
 class _Begun(NamedTuple):
     """A segment as the first writer began it."""
 
+    rendition: str
     at_ms: int
     number: int
     date: float
@@ -85,6 +86,7 @@ class VariantSet:
         self._told: dict[str, _Facts] = {}  # as the playlist has them; guarded by _lock
         self._first_at: float | None = None  # when the first one had a segment; guarded by _lock
         self._zero_ms: int | None = None  # where the timeline of all begins on their clock; guarded by _lock
+        self._timeline = 0  # how many have begun; guarded by _lock
         self._last_ms = 0  # where it was last; guarded by _lock
         self._discontinuities = 0  # guarded by _lock
         self._targets: tuple[int, float] | None = None  # that all playlists announce; guarded by _lock
@@ -132,15 +134,21 @@ class VariantSet:
         if ready:
             self._tell()
 
-    def zero(self, begin_ms: int, own_ms: int) -> int:
-        """Return where the timeline begins, for a writer that begins there, `own_ms` behind it if it were alone."""
+    def zero(self, begin_ms: int, own_ms: int, timeline: int | None) -> tuple[int, int]:
+        """Return where the timeline begins, and its number.
+
+        For a writer that begins at `begin_ms`, which is `own_ms` behind it if it were alone. Where its clock went back
+        it says on which `timeline` it was: the first that comes from there begins another one.
+        """
         with self._lock:
             zero_ms = self._zero_ms
-            if zero_ms is None or begin_ms < zero_ms or abs(begin_ms - self._last_ms) > _JUMP_MS:
+            away = timeline == self._timeline or abs(begin_ms - self._last_ms) > _JUMP_MS
+            if zero_ms is None or begin_ms < zero_ms or away:
                 self._zero_ms = zero_ms = begin_ms - own_ms
+                self._timeline += 1
                 self._begun.clear()
             self._last_ms = begin_ms
-            return zero_ms
+            return zero_ms, self._timeline
 
     def number(self, cell: int) -> int | None:
         """Return the number of the segment at a place on the clock. None: there is none near it yet."""
@@ -148,11 +156,13 @@ class VariantSet:
             known = max((item for item in self._begun if item <= cell), default=None)
             return None if known is None else self._begun[known].number + cell - known
 
-    def date(self, cell: int, at_ms: int, own: float) -> float:
+    def date(self, rendition: str, cell: int, at_ms: int, own: float) -> float:
         """Return the date of a segment that begins there; `own`: what it would be without others."""
         with self._lock:
             first = self._begun.get(cell)
-            return own if first is None else first.date + (at_ms - first.at_ms) / 1000
+            if first is None or first.rendition == rendition:
+                return own
+            return first.date + (at_ms - first.at_ms) / 1000
 
     @property
     def discontinuities(self) -> int:
@@ -160,12 +170,14 @@ class VariantSet:
         with self._lock:
             return self._discontinuities
 
-    def begin(self, cell: int, at_ms: int, number: int, date: float, discontinuities: int) -> None:
+    def begin(self, rendition: str, cell: int, at_ms: int, number: int, date: float, discontinuities: int) -> None:
         """Note that a segment begins, behind how many discontinuities."""
         with self._lock:
             self._last_ms = at_ms
             self._discontinuities = max(self._discontinuities, discontinuities)
-            self._begun.setdefault(cell, _Begun(at_ms, number, date))
+            begun = _Begun(rendition, at_ms, number, date)
+            if self._begun.setdefault(cell, begun).rendition == rendition:
+                self._begun[cell] = begun
             while len(self._begun) > _KEPT_CELLS:
                 del self._begun[next(iter(self._begun))]
 
@@ -190,6 +202,12 @@ class VariantSet:
     def _forget_targets_locked(self, rendition: str) -> None:
         self._announced.discard(rendition)
         self._targets = self._targets if self._announced else None
+
+    def mend(self, rendition: str, cell: int, late_s: float) -> None:
+        """Move the dates of all segments where the rendition that was first has moved its own: the others follow."""
+        with self._lock:
+            if cell in self._begun and self._begun[cell].rendition == rendition:
+                self._begun = {at: item._replace(date=item.date - late_s) for at, item in self._begun.items()}
 
     def _tell(self) -> None:
         """Write the playlist, if there is news."""

@@ -38,6 +38,8 @@ class VariantWriter(HlsWriter):
         self._rendition: Final = rendition
         self._variants: Final = variants
         self._dates = ProgramDates(self._agree)
+        self._timeline_number = 0  # of those of the set
+        self._last_begin_ms = -1  # where the last segment began on it
         self._sound_ms = -1  # time of the last sound
         self._late: list[Unit] = []  # a key frame that begins a segment, and what came behind it: sound is waited for
         self._early: list[Unit] = []  # sound that has come before the key frame whose segment it belongs to
@@ -71,7 +73,9 @@ class VariantWriter(HlsWriter):
 
     def _write(self, next_ms: int, *, before: int = 0, last: bool = True) -> None:
         if self._zero_ms is None:
-            self._zero_ms = self._variants.zero(self._units[0].at_ms, self._at_ms)
+            begin_ms = self._units[0].at_ms
+            back = self._timeline_number if begin_ms <= self._last_begin_ms else None
+            self._zero_ms, self._timeline_number = self._variants.zero(begin_ms, self._at_ms, back)
         if last:  # what came early here may have come late in another variant
             early = [unit for unit in self._units if unit.type_id == TAG_AUDIO and unit.at_ms >= next_ms]
             self._early, self._units = early, [unit for unit in self._units if unit not in early] or self._units
@@ -134,7 +138,7 @@ class VariantWriter(HlsWriter):
         return waiting + sum(len(unit.payload) + MESSAGE_BYTES for unit in tuple(self._late)), made
 
     def _agree(self, at_ms: int, due: float) -> float:
-        return self._variants.date(self._cell(at_ms), at_ms, due)
+        return self._variants.date(self._rendition, self._cell(at_ms), at_ms, due)
 
     def _first(self) -> int:
         number = self._variants.number(self._cell(self._begin_ms or 0))
@@ -156,13 +160,17 @@ class VariantWriter(HlsWriter):
             self._variants.forget_targets(self._rendition)
 
     def _begin_segment(self, playlist: Playlist) -> HlsSegment:
-        segment, at_ms = super()._begin_segment(playlist), self._begin_ms or 0
+        segment, self._last_begin_ms = super()._begin_segment(playlist), self._begin_ms or 0
         if self._discontinuities + segment.discontinuity < self._variants.discontinuities:
             segment = dataclasses.replace(segment, discontinuity=True)
         self._discontinuities += segment.discontinuity
-        date = segment.began_at or 0.0
-        self._variants.begin(self._cell(at_ms), at_ms, playlist.next_number, date, self._discontinuities)
+        at_ms, date, number = self._last_begin_ms, segment.began_at or 0.0, playlist.next_number
+        self._variants.begin(self._rendition, self._cell(at_ms), at_ms, number, date, self._discontinuities)
         return segment
+
+    def _mended(self, segment: HlsSegment, late_s: float, playlist: Playlist) -> HlsSegment:
+        self._variants.mend(self._rendition, self._cell(self._last_begin_ms), late_s)
+        return super()._mended(segment, late_s, playlist)
 
     def _made(self, next_ms: int, least_ms: int, zero_ms: int) -> tuple[bytes, bytes]:
         self._pictures += sum(unit.message_class in VIDEO_CLASSES for unit in self._units)

@@ -309,6 +309,36 @@ def test_target_durations_when_key_frames_or_pictures_are_not_alike_are_those_of
     assert all(validator.looked_at for validator in validators.values())
 
 
+def test_dates_when_a_server_sends_what_it_has_kept_in_one_go_are_mended_alike(show):
+    """What came late at first is dated earlier; the variant that is behind has the dates of the other one."""
+    show.add("720", "360")
+    named = [
+        (tag.timestamp + late, name, tag) for name, late in (("720", 0), ("360", 200)) for tag in tags_of(name, 7.0)
+    ]
+    show.at_ms = 1500
+    for at_ms, name, tag in sorted(named, key=lambda item: item[0]):
+        if tag.timestamp >= 1500:
+            show.clock.advance(max(at_ms - show.at_ms, 0) / 1000)
+            show.at_ms = at_ms
+        show.writers[name].work([MessageTaken(tag.type_id, tag.timestamp, tag.payload)])
+    assert show.segments("720") == show.segments("360")
+    assert show.segments("720")[0][1] == "1970-01-01T00:16:38.507Z"
+
+
+def test_dates_when_the_clock_of_the_publisher_begins_anew_are_those_of_today(show):
+    """Not those that the same place on the clock had before."""
+    show.add("720", "360")
+    show.feed(_720=tags_of("720", 9.0), _360=tags_of("360", 9.0))
+    for writer in show.writers.values():
+        writer.work([PublicationEnded("gone"), PublicationBegan()])
+    show.at_ms = 0
+    show.feed(_720=tags_of("720", 5.0), _360=tags_of("360", 5.0))
+    assert show.segments("720") == show.segments("360")
+    dates = [date for _, date, _ in show.segments("720")]
+    assert dates == sorted(dates)
+    assert dates[-1] > "1970-01-01T00:16:50"
+
+
 def test_variants_when_a_clock_goes_back_a_little_have_no_segment_of_nothing(show):
     show.add("720")
     show.feed(_720=tags_of("720", 5.0))
