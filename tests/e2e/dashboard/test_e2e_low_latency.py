@@ -28,11 +28,13 @@ from flowctl_servers.live import SERVER
 pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=f"no browser: {why_not()}"),
     pytest.mark.skipif(bool(no_players()), reason=no_players()),
+    pytest.mark.timeout(300),
 ]
 COMMAND = [sys.executable, "-c", "import sys; from flowctl.cli import main; sys.exit(main())"]
 BITS, FIELD, HEIGHT, FPS = 32, 16, 96, 25
 GLASS_TO_GLASS_MS = 3000
 SECONDS = 5.0
+PATIENCE_S = 60.0
 IN_TIME = "const {hls, shaka, dated} = look(); return [hls ?? 1e9, shaka ?? 1e9, dated === null ? 1e9 : 0]"
 PAGE = """<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,"><title>Players</title>
 <video muted playsinline></video><video muted playsinline></video>
@@ -43,7 +45,8 @@ let hls, shakaPlayer;
 function startHlsJs(url) {
   hls = new Hls({lowLatencyMode: true, maxLiveSyncPlaybackRate: 1.5});
   hls.on(Hls.Events.ERROR, (_, data) => {
-    if (data.fatal || data.response?.code >= 400) said.errors.push(`hls.js: ${data.details} ${data.response?.code}`);
+    const code = data.response?.code;
+    if (data.fatal || (code >= 400 && code !== 503)) said.errors.push(`hls.js: ${data.details} ${code}`);
   });
   hls.on(Hls.Events.FRAG_LOADED, (_, data) => data.part ? said.parts++ : said.whole++);
   hls.loadSource(url);
@@ -177,7 +180,8 @@ def writing(server, folder, *options):
     process = subprocess.Popen(command, env=os.environ | {"NO_COLOR": "1"}, stderr=subprocess.DEVNULL)
     try:
         # So many segments that a player who goes by them is further behind.
-        wait_until(lambda: len(list((folder / "live").glob("stream-*[0-9].m4s"))) > 16, "four segments and their parts")
+        files = folder / "live"
+        wait_until(lambda: len(list(files.glob("stream-*[0-9].m4s"))) > 16, "four segments and their parts", PATIENCE_S)
         yield
     finally:
         process.terminate()
@@ -197,18 +201,26 @@ def test_players_of_low_latency_when_they_play_are_less_than_three_seconds_behin
         browser.open(page)
         browser.run("startHlsJs(arguments[0]); startShaka(arguments[0]);", url)
         # A player that was late at first, on a busy machine, has time to catch up.
-        browser.wait(lambda: max(browser.run(IN_TIME)) < GLASS_TO_GLASS_MS, "pictures of both in time")
-        looks, end = [], time.monotonic() + SECONDS
-        while time.monotonic() < end:
-            looks.append(browser.run("return look()"))
-            time.sleep(0.1)
-        said = browser.run("return said")
-    assert said["errors"] == []
-    for name in ("hls", "shaka"):
-        late = [look[name] for look in looks if look[name] is not None]
-        assert len(late) > len(looks) // 2
-        assert statistics.median(late) < GLASS_TO_GLASS_MS
-    dated = [abs(look["dated"] - look["hls"]) for look in looks if look["hls"] is not None]
-    assert statistics.median(dated) < GLASS_TO_GLASS_MS / 6
-    assert said["parts"] > said["whole"]
-    assert sum("_HLS_part=" in address for address in said["asked"]) >= SECONDS
+        browser.wait(lambda: max(browser.run(IN_TIME)) < GLASS_TO_GLASS_MS, "pictures of both in time", PATIENCE_S)
+        browser.wait(lambda: low_latency(watched(browser)), "both in time, by parts", PATIENCE_S)
+        assert browser.run("return said.errors") == []
+
+
+def watched(browser):
+    """Return what the players show for some seconds."""
+    looks, end = [], time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        looks.append(browser.run("return look()"))
+        time.sleep(0.1)
+    return looks, browser.run("return said")
+
+
+def low_latency(watched):
+    """Return whether both were in time, by the clock in the picture, and asked for parts."""
+    looks, said = watched
+    times = [[look[name] for look in looks if look[name] is not None] for name in ("hls", "shaka")]
+    if min(map(len, times)) <= len(looks) // 2 or max(map(statistics.median, times)) >= GLASS_TO_GLASS_MS:
+        return False
+    dated = [abs(look["dated"] - look["hls"]) for look in looks if None not in (look["hls"], look["dated"])]
+    by_parts = said["parts"] > said["whole"] and sum("_HLS_part=" in address for address in said["asked"]) >= SECONDS
+    return by_parts and statistics.median(dated or [GLASS_TO_GLASS_MS]) < GLASS_TO_GLASS_MS / 6

@@ -19,7 +19,7 @@ from loopback_kit import LOOPBACK, loopback
 pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=f"no browser: {why_not()}"),
     pytest.mark.skipif(bool(no_players()), reason=no_players()),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 SIZES = {"180": "100k", "240": "300k", "360": "900k"}
 """Heights of the pictures, and their bit rates."""
