@@ -134,15 +134,15 @@ class VariantSet:
         if ready:
             self._tell()
 
-    def zero(self, begin_ms: int, own_ms: int, timeline: int | None) -> tuple[int, int]:
+    def zero(self, begin_ms: int, own_ms: int, timeline: int, *, back: bool) -> tuple[int, int]:
         """Return where the timeline begins, and its number.
 
-        For a writer that begins at `begin_ms`, which is `own_ms` behind it if it were alone. Where its clock went back
-        it says on which `timeline` it was: the first that comes from there begins another one.
+        For a writer that begins at `begin_ms`, which is `own_ms` behind it if it were alone, and was on `timeline`
+        before, 0 if on none. Where its clock went `back`, or far on, the first that says so begins another one.
         """
         with self._lock:
             zero_ms = self._zero_ms
-            away = timeline == self._timeline or abs(begin_ms - self._last_ms) > _JUMP_MS
+            away = timeline in {0, self._timeline} and (back or abs(begin_ms - self._last_ms) > _JUMP_MS)
             if zero_ms is None or begin_ms < zero_ms or away:
                 self._zero_ms = zero_ms = begin_ms - own_ms
                 self._timeline += 1

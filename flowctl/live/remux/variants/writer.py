@@ -38,7 +38,7 @@ class VariantWriter(HlsWriter):
         self._rendition: Final = rendition
         self._variants: Final = variants
         self._dates = ProgramDates(self._agree)
-        self._timeline_number = 0  # of those of the set
+        self._timeline_number = 0  # of those of the set; 0: of none yet
         self._last_begin_ms = -1  # where the last segment began on it
         self._sound_ms = -1  # time of the last sound
         self._late: list[Unit] = []  # a key frame that begins a segment, and what came behind it: sound is waited for
@@ -74,8 +74,8 @@ class VariantWriter(HlsWriter):
     def _write(self, next_ms: int, *, before: int = 0, last: bool = True) -> None:
         if self._zero_ms is None:
             begin_ms = self._units[0].at_ms
-            back = self._timeline_number if begin_ms <= self._last_begin_ms else None
-            self._zero_ms, self._timeline_number = self._variants.zero(begin_ms, self._at_ms, back)
+            back, before = begin_ms <= self._last_begin_ms, self._timeline_number
+            self._zero_ms, self._timeline_number = self._variants.zero(begin_ms, self._at_ms, before, back=back)
         if last:  # what came early here may have come late in another variant
             early = [unit for unit in self._units if unit.type_id == TAG_AUDIO and unit.at_ms >= next_ms]
             self._early, self._units = early, [unit for unit in self._units if unit not in early] or self._units

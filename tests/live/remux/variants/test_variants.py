@@ -339,6 +339,21 @@ def test_dates_when_the_clock_of_the_publisher_begins_anew_are_those_of_today(sh
     assert dates[-1] > "1970-01-01T00:16:50"
 
 
+def test_variants_when_one_hears_later_of_another_clock_of_the_publisher_are_on_one_timeline(show):
+    """What it writes until then is far away from where the other one is."""
+    show.add("720", "360")
+    before = {name: moved(tags_of(name, 9.0), 100_000) for name in show.writers}
+    show.feed(_720=before["720"][:-20], _360=before["360"][:-40])
+    show.writers["720"].work([PublicationBegan()])
+    show.at_ms = 0
+    show.feed(_720=tags_of("720", 3.0))
+    show.at_ms = before["360"][-1].timestamp
+    show.feed(_360=before["360"][-40:])
+    show.writers["360"].work([PublicationBegan()])
+    show.feed(_360=tags_of("360", 3.0))
+    assert show.writers["720"]._zero_ms == show.writers["360"]._zero_ms
+
+
 def test_variants_when_a_clock_goes_back_a_little_have_no_segment_of_nothing(show):
     show.add("720")
     show.feed(_720=tags_of("720", 5.0))
