@@ -37,7 +37,7 @@ class ProgramDates:
     """The dates of one stream. Not locked: its owner has one thread."""
 
     __slots__ = (
-        *("_agree", "_came_at", "_date", "_hole", "_offset", "_place_ms", "_set_at", "_set_ms", "_step_s", "_wall_s"),
+        *("_agree", "_came_at", "_date", "_hole", "_offset", "_set_at", "_set_date", "_set_ms", "_step_s", "_wall_s"),
         "holes_s",
     )
 
@@ -51,9 +51,9 @@ class ProgramDates:
         self._offset.restart()
         self._came_at = self._wall_s = 0.0  # when media came last, and what the time of day is ahead of our clock
         self._date: float | None = None  # of the last segment. None: there is none.
-        self._place_ms = 0  # where it begins, on the publisher's clock
         self._step_s = 0.0  # how long it is
         self._set_at, self._set_ms = 0.0, 0  # when the mapping was set, on our clock and on the publisher's
+        self._set_date = 0.0  # and for which date
         self.holes_s = 0.0  # what dates are behind for holes, `JUMP_S` at most
         self._hole = False  # the next segment makes up for them
 
@@ -78,12 +78,13 @@ class ProgramDates:
         hole, self._hole = self._hole, False
         if date is None or apart or (may_jump and not hole and abs(off_s) >= JUMP_S):
             apart = apart or date is not None
-            date, self._set_at, self._set_ms, self.holes_s = due, self._came_at, at_ms, 0.0
+            date = self._set_date = due
+            self._set_at, self._set_ms, self.holes_s = self._came_at, at_ms, 0.0
         elif hole:
             date = max(date, due)
         else:
             date += min(max(off_s, -_BACK_S), self._step_s * _ON_SHARE)
-        self._date, self._place_ms, self._step_s = date, at_ms, 0.0
+        self._date, self._step_s = date, 0.0
         return date, apart
 
     def end_segment(self, duration_s: float) -> None:
@@ -96,10 +97,11 @@ class ProgramDates:
         young_s = _YOUNG_S if due == own else 2 * _YOUNG_S  # where others agreed they have mended theirs until then
         if self._date is None or self._came_at - self._set_at > young_s:
             return 0.0
-        late_s = self._date - due - (self._place_ms - self._set_ms) / 1000
+        late_s = self._set_date - due
         if late_s <= _BURST_S:
             return 0.0
         self._date -= late_s
+        self._set_date = due
         return late_s
 
     def _due(self, at_ms: int) -> float:

@@ -11,6 +11,7 @@ from hls_kit import Validator
 
 from flowctl.errors import ConfigError
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
+from flowctl.live.remux.dates import ProgramDates
 from flowctl.live.remux.files import VARIANT
 from flowctl.live.remux.hls import AWAY_S, HlsSettings
 from flowctl.live.remux.intake import MessageTaken, PublicationBegan, PublicationEnded
@@ -323,6 +324,16 @@ def test_dates_when_a_server_sends_what_it_has_kept_in_one_go_are_mended_alike(s
         show.writers[name].work([MessageTaken(tag.type_id, tag.timestamp, tag.payload)])
     assert show.segments("720") == show.segments("360")
     assert show.segments("720")[0][1] == "1970-01-01T00:16:38.507Z"
+
+
+def test_dates_when_those_of_others_were_taken_are_not_mended_by_the_steps_since_then():
+    dates = ProgramDates(lambda at_ms, due: due if at_ms else 1000.0)
+    for at_ms in (0, 1000):
+        dates.note_unit(at_ms, 0.2 + at_ms / 1000, 1000.2 + at_ms / 1000)
+    assert dates.begin_segment(0, apart=False) == (1000.0, False)
+    dates.end_segment(1.0)
+    assert dates.begin_segment(1000, apart=False) == (1001.125, False)
+    assert dates.mend() == 0.0
 
 
 def test_dates_when_the_clock_of_the_publisher_begins_anew_are_those_of_today(show):
