@@ -177,10 +177,20 @@ class Publishing:
 class HubSink:
     """Publishes in the hub a stream of another server, and gives way to a publisher of this one.
 
-    Any ingest may use it: one that has a connection of its own for its publisher is a `Publishing`.
+    Any ingest may use it: one that has a connection of its own for its publisher is a `Publishing`. A copy of what an
+    origin of ours shows is no member of a set (`alone`): what sets there are is decided where streams are published.
     """
 
-    def __init__(self, hub: Hub, name: str, source: object, on_replaced: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        name: str,
+        source: object,
+        on_replaced: Callable[[], None] | None = None,
+        *,
+        alone: bool = False,
+    ) -> None:
+        self._face = "" if alone else None
         self._hub = hub
         self._name = name
         self._stream: Stream | None = None
@@ -203,7 +213,7 @@ class HubSink:
     def begin(self, now: float) -> None:
         del now
         if self._stream is None:
-            self._stream = self._hub.publish(self._name, self, right=Right.FOLLOWS)
+            self._stream = self._hub.publish(self._name, self, right=Right.FOLLOWS, face=self._face)
         else:
             self._hub.restart(self._stream, self)
 

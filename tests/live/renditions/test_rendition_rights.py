@@ -6,7 +6,7 @@ import time
 from ipaddress import ip_network
 
 import pytest
-from live_kit import config
+from live_kit import config, key
 from rendition_kit import NAMES, SetWorld, avc_header, pictures
 from structlog.testing import capture_logs
 
@@ -14,6 +14,7 @@ from flowctl.live.access.keys import KeyFile, hash_key
 from flowctl.live.access.request import Question, Refusal
 from flowctl.live.access.rules import Proof, StreamAccess
 from flowctl.live.access.tokens import SecretFile, signed_query
+from flowctl.live.publishing import HubSink
 from flowctl.live.renditions import sets
 from flowctl.live.settings.levels import Level, Role
 from flowctl.live.settings.renditions import RenditionNames, guess_suffix
@@ -209,3 +210,15 @@ def test_names_that_look_like_a_set_are_looked_for_among_those_alike(monkeypatch
     monkeypatch.setattr(sets, "guess_suffix", lambda name: looked_at.append(name) or guess_suffix(name))
     world.publisher("live/show_480")
     assert looked_at == ["live/show_480", "live/show_480"]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_copy_of_what_an_origin_shows_is_no_member_of_a_set_and_a_pulled_stream_is(alone):
+    """The origin may publish it alone, and has been asked; an edge has not."""
+    world = SetWorld(config(renditions=NAMES))
+    sink = HubSink(world.hub, "live/bob_720", "origin", alone=alone)
+    sink.begin(world.group.clock())
+    for payload in (avc_header(1), key(b"_720 0")):
+        sink.take(9, 0, payload, world.group.clock())
+    world.run(3)
+    assert (world.stream("live/bob") is None) == alone

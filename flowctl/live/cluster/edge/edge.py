@@ -470,7 +470,7 @@ class Edge:
         if self._stopping or (len(self._wanted) >= MOST_STREAMS and not self._make_room(now)):
             return None
         source = Source(RtmpUrl(stream=stream), node="segments")
-        sink = HubSink(self._hub, stream, source)
+        sink = HubSink(self._hub, stream, source, alone=True)
         copy = StreamCopy(stream, self.pool, sink, self._clock, follows=self._config.follow)
         inflow = None if self._server.recording is None else Inflow(self._server.recording.sessions, stream)
         following = _Following(copy, self._upstreams, self._group, self._rng, inflow) if self._config.follow else None

@@ -113,7 +113,7 @@ class Following:
         elif entry.follow is not None:
             entry.follow.move(source)
         else:
-            sink = HubSink(self._hub, name, source)
+            sink = HubSink(self._hub, name, source, alone=True)
             inflow = None if self._observer is None else Inflow(self._observer, name)
             entry.follow = StreamFollower(source, sink, self._group, hold_s=self._hold_s, inflow=inflow)
             _log.info("stream is followed", stream=name, source=str(source))
