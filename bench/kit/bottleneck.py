@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -26,7 +27,8 @@ SERVER: Final = "198.18.1.1"
 """Address of the server; 198.18.0.0/15 is for benchmarks (RFC 2544)."""
 _CLONE_NEWNET: Final = 0x40000000
 _LEAST_QUEUE_BYTES: Final = 4000
-_PREFIX: Final = "flowctl-"
+_NAMES: Final = ("server", "router", "viewers")
+_OURS: Final = re.compile(rf"flowctl-bench-(\d+)-(?:{'|'.join(_NAMES)})")
 _TIMEOUT_S: Final = 20.0
 
 
@@ -67,7 +69,7 @@ class Bottleneck:
     def __init__(self, lines: Sequence[Line], shape: Shape) -> None:
         self._lines = lines
         self._shape = shape
-        self._names = [f"{_PREFIX}{os.getpid()}-{name}" for name in ("server", "router", "viewers")]
+        self._names = [f"flowctl-bench-{os.getpid()}-{name}" for name in _NAMES]
         self._home = -1
         self._ended = threading.Event()
         self._changing: threading.Thread | None = None
@@ -174,9 +176,10 @@ def _join(one: str, end: str, address: str, other: str, other_end: str, other_ad
 def _remove_left() -> None:
     """Remove the namespaces of benches that were killed."""
     folder = Path("/run/netns")
-    for path in folder.glob(f"{_PREFIX}*-*") if folder.is_dir() else ():
-        if not Path("/proc", path.name.split("-")[1]).exists():
-            _run("ip", "netns", "delete", path.name)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if (ours := _OURS.fullmatch(path.name)) and not Path("/proc", ours[1]).exists():
+            with contextlib.suppress(subprocess.CalledProcessError):  # another bench has just done so
+                _run("ip", "netns", "delete", path.name)
 
 
 def _enter(namespace: int) -> None:

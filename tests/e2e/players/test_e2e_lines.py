@@ -10,6 +10,7 @@ import functools
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -82,3 +83,20 @@ def test_line_of_a_router_brings_what_it_carries_after_a_full_queue_by_the_conge
                 peer.sendall(bytes(200_000))
             took_s = float(child.communicate(timeout=20)[0])
     assert took_s > 0.9 * (100_000 - shape.bucket_bytes) * 8 / BITS
+
+
+def test_router_removes_what_a_killed_bench_has_left_and_no_namespace_of_others():
+    if why_not():
+        pytest.skip(why_not())
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, others = f"flowctl-bench-{ended.pid}-router", f"flowctl-{ended.pid}-edge"
+    try:
+        for name in (left, others):
+            subprocess.run(["ip", "netns", "add", name], check=True)
+        assert not bottleneck.absent()
+        there = {path.name for path in Path("/run/netns").iterdir()}
+        assert (left in there, others in there) == (False, True)
+    finally:
+        for name in (left, others):
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
