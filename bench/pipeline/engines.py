@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "kits"))  # `synth`
 THREADS: Final = 2
 _TICK_S: Final = 0.05
 
@@ -164,27 +165,29 @@ def duckdb_sessions(events: str, out: str, *, memory: str, runs: int) -> dict[st
 
 
 def synth(events: str, _: str, *, count: int, seed: int, heap: str, conf: dict[str, str]) -> dict[str, Any]:
-    from flowctl.analyze.synth.job import run
-    from flowctl.analyze.synth.people import SynthOptions
+    from synth.make import make
+    from synth.people import SynthOptions
 
     with open_spark(heap, conf) as spark:
         pid = int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())  # noqa: SLF001 - as above
-        found = timed(lambda: run(spark, events, SynthOptions(events=count, seed=seed)), pid)
-        return {**found, "result": found["result"].summary, "jvm_peak_bytes": peak_bytes(pid)}
+        found = timed(lambda: make(spark, events, SynthOptions(events=count, seed=seed)), pid)
+        return {**found, "jvm_peak_bytes": peak_bytes(pid)}
 
 
-def abuse(events: str, out: str, *, truth: str, heap: str, conf: dict[str, str]) -> dict[str, Any]:
+def abuse(events: str, out: str, *, heap: str, conf: dict[str, str]) -> dict[str, Any]:
     """Judge the addresses and say how many of the planted ones were found."""
+    from synth.make import found as found_in
+    from synth.people import SynthOptions
+
     from flowctl.analyze.abuse.job import JOB
     from flowctl.analyze.options import AbuseOptions
     from flowctl.analyze.run import run
-    from flowctl.analyze.synth.people import SynthOptions
 
     made = SynthOptions()  # evidence ages to now, and this is when the data end
-    options = AbuseOptions(truth=truth, now_s=made.start_s + made.days * 86_400)
+    options = AbuseOptions(now_s=made.start_s + made.days * 86_400)
     with open_spark(heap, conf) as spark:
         found = timed(lambda: run(spark, events, out, [JOB], {JOB.name: options}))
-        return {**found, "result": found["result"].jobs[JOB.name].summary}
+        return {**found, "result": found_in(spark, found["result"].outputs["abuse_scores"], events)}
 
 
 ENGINES: Final[dict[str, Callable[..., dict[str, Any]]]] = {

@@ -46,10 +46,9 @@ def rows(events: Path, folder: Path, count: int, parts: Any, engine: Engine) -> 
 
 def abuse(events: Path, folder: Path, engine: Engine) -> dict[str, Any]:
     """Run `abuse` and compare its bans with who was planted."""
-    truth = str(events / "_truth" / "addresses.parquet")
     conf = {"spark.local.dir": str(folder / "local")}
-    done = engine("abuse", events, folder / "out-abuse", truth=truth, heap="2g", conf=conf)
-    found = done["result"]["truth"]
+    done = engine("abuse", events, folder / "out-abuse", heap="2g", conf=conf)
+    found = done["result"]
     return {
         "what": "`abuse`: addresses of abusers found, addresses of honest clients banned",
         "figure": f"{found['found']} of {found['abusive_addresses']}, "

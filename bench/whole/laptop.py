@@ -1,7 +1,7 @@
 """Laptop: `flowctl analyze all` of a day, on DuckDB and on Spark, as cold processes: the first run, and one again.
 
-A day is what ``flowctl analyze synth`` makes of 210,000 closes and events: 140,008 sessions, 509,599 records, and with
-``--samples 60s`` 1,172,052 samples beside (their viewers in trouble are tried by the what-if, which takes most of the
+A day is what ``tests/kits/synth`` makes of 210,000 closes and events: 140,008 sessions, 509,599 records, and with
+``--samples-s 60`` 1,172,052 samples beside (their viewers in trouble are tried by the what-if, which takes most of the
 time). Other sizes say where Spark overtakes. Time is that of the process from its start to its end, Java and all;
 processor time and memory are of the process and those that it began.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from kit.machine import HERE
 from kit.processes import environment
 from kit.tables import table
 
@@ -34,11 +36,11 @@ def run(
 ) -> list[dict[str, Any]]:
     """Return a row per day, engine and run."""
     rows = []
-    days = [(count, ()) for count in events] + [(count, ("--samples", "60s")) for count in sampled]
+    days = [(count, ()) for count in events] + [(count, ("--samples-s", "60")) for count in sampled]
     with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
         for number, (count, more) in enumerate(days):
             records = Path(folder) / f"day{number}"
-            analyze("synth", records, "--events", count, *more)
+            make(records, "--events", count, *more)
             size = sum(path.stat().st_size for path in records.rglob("*.parquet"))
             for engine in engines:
                 out = Path(folder) / f"{engine}{number}"
@@ -50,6 +52,13 @@ def run(
                 shutil.rmtree(out)
             shutil.rmtree(records)
     return rows
+
+
+def make(*words: object) -> None:
+    """Make records."""
+    path = {"PYTHONPATH": os.pathsep.join([str(HERE.parent / "tests" / "kits"), environment().get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "synth", *map(str, words)]
+    subprocess.run(command, check=True, env=environment() | path, timeout=TIMEOUT_S, stdout=subprocess.DEVNULL)
 
 
 def analyze(*words: object) -> dict[str, Any]:

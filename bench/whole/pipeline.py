@@ -1,6 +1,6 @@
 """Pipeline: `sessions` on Spark beside DuckDB, at 1, 10 and 100 million events, and what else is claimed of the jobs.
 
-Run ``python bench pipeline --events 1M --events 10M``. Records come from ``flowctl analyze synth``; a size counts its
+Run ``python bench pipeline --events 1M --events 10M``. Records come from ``tests/kits/synth``; a size counts its
 closes and events together, and the rows say how many of each there were. Both engines get two threads, take turns, and
 do the same work: every row of closes and of opens is checked, both write `sessions` and who was open, hour by hour, as
 Parquet (zstd), find who still is, and count. That the tables are the same is checked value by value (`pipeline.same`)

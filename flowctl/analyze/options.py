@@ -114,23 +114,6 @@ def moment(text: str, option: str) -> float:
         raise ConfigError(told, hint=error.hint) from error
 
 
-def _truth(path: str, option: str) -> str:
-    """Return the path of a table of planted addresses; one on this machine is looked at."""
-    from pyarrow import ArrowException, dataset
-
-    from flowctl.analyze.records.place import local_path
-
-    if (place := local_path(path)) is not None:
-        try:
-            names = dataset.dataset(place, format="parquet").schema.names
-        except (OSError, ArrowException) as error:
-            told = f"{option} {path} cannot be read: {str(error).splitlines()[0]}"
-            raise ConfigError(told, hint="synth writes it: OUT/_truth/addresses.parquet") from error
-        if missing := {"address", "kind", "abuser", "honest"}.difference(names):
-            raise ConfigError(f"{option} {path} has no planted addresses: {', '.join(sorted(missing))} is missing")
-    return path
-
-
 def _weights(path: str, option: str) -> Weights:
     from flowctl.analyze.abuse.weights import parse_weights
 
@@ -181,16 +164,13 @@ class AbuseOptions(BanOptions):
     """How to judge: evidence ages up to `now_s`, and bans begin then; None: now."""
 
     now_s: float | None = option(None, "Judge as at TIME (UTC). Default: now.", "TIME", moment)
-    truth: str | None = option(
-        None, "Planted addresses (OUT/_truth/addresses.parquet): print what was found.", "PATH", _truth
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchOptions(Options):
     """How to watch.
 
-    `now_s` and `truth` of `judge` do not count, and `replace_bans` spares the bans of the watch. A record of a clock
+    `now_s` of `judge` does not count, and `replace_bans` spares the bans of the watch. A record of a clock
     that is ahead of this machine's, by a day at most, goes as of now: it would make the records of all others late.
     """
 

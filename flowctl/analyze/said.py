@@ -46,8 +46,6 @@ def lines(result: AllResult) -> Iterator[str]:
         answer = words(summary["headline"], 600) if "headline" in summary else fill_template(template, facts)
         yield f"{name}: {answer if summary else note.state.value}"
         yield from (f"  {words(item['do'], 600)}" for item in summary.get("answers", ()))
-        if "truth" in summary:
-            yield f"  planted: {figures(summary['truth'])}"
     yield f"records of {plural(result.hours, 'hour')}, read now: {result.hours_read}"
     yield from (f"  {Accounts(**account).line()}" for account in result.accounts)
     others = [name for name in result.outputs if name != _REPORT]

@@ -26,8 +26,6 @@ from flowctl.core.server.bans import MOST_EVIDENCE, Ban, BanAction, fitting, mer
 from flowctl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from flowctl.analyze.job import Parts
 
 BANS_FILE: Final = "bans.jsonl"
@@ -74,40 +72,6 @@ def merge_lists(there: str, made: str, options: AbuseOptions, warn: Callable[[st
     return render(fits)
 
 
-def found_of(scores: DataFrame, truth: str) -> dict[str, Any]:
-    """Return how many planted abusers were banned or limited, and what honest ones got; an address may have both."""
-    planted = scores.sparkSession.read.parquet(truth).withColumnRenamed("kind", "who")
-    judged = scores.where(f.col("kind") == "address").join(planted, "address", "full_outer")
-    others: dict[str, Any] = {"who": "ordinary", "abuser": False, "honest": True}
-    counts = (
-        judged.fillna(others)
-        .groupBy(*others)
-        .agg(
-            f.count("*").alias("all"),
-            f.count_if(f.col("verdict").isin("ban", "subnet_ban")).alias("banned"),
-            f.count_if(f.col("verdict").isin("shared", "limit")).alias("limited"),
-        )
-    )
-    rows = counts.orderBy(*others).toArrow().to_pandas()
-    abusers, honest, alone = rows[rows["abuser"]], rows[rows["honest"]], rows[rows["abuser"] & ~rows["honest"]]
-    sums = {
-        "abusive_addresses": abusers["all"].sum(),
-        "found": abusers[["banned", "limited"]].to_numpy().sum(),
-        "alone": alone["all"].sum(),
-        **{f"alone_{name}": alone[name].sum() for name in ("banned", "limited")},
-        "honest_addresses": honest["all"].sum(),
-        "honest_banned": honest["banned"].sum(),
-    }
-    sums = {name: int(value) for name, value in sums.items()}
-    by_kind = {
-        f"{row.who}{' beside others' if row.abuser and row.honest else ''}": (
-            f"{row.banned} banned and {row.limited} limited of {row.all}"
-        )
-        for row in rows.itertuples()
-    }
-    return sums | {"found_share": sums["found"] / max(sums["abusive_addresses"], 1), "by_kind": by_kind}
-
-
 def answer(parts: Parts, options: AbuseOptions) -> JobAnswer:
     begin_s = time.time() if options.now_s is None else options.now_s
     last_s = parts.newest.timestamp() if parts.newest is not None else 0.0
@@ -140,8 +104,6 @@ def answer(parts: Parts, options: AbuseOptions) -> JobAnswer:
         "verdicts": {f"{kind}_{verdict}": count for (kind, verdict), count in sorted(verdicts.items())},
         "data_ends_s_ago": round(begin_s - last_s),
     }
-    if options.truth is not None:
-        summary["truth"] = found_of(parts.result("abuse_scores"), options.truth)
     warnings = []
     if (spared := verdicts.get(("address", "allowed"), 0)) and not options.private:
         warnings.append(

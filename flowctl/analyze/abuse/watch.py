@@ -150,7 +150,7 @@ class Watch:
 
     def _bans(self, who: set[str], now_s: float) -> list[Ban]:
         """Return what the job `abuse` says of some addresses, by all records of the last day."""
-        judge = replace(self._options.judge, now_s=now_s, truth=None, replace_bans=True)
+        judge = replace(self._options.judge, now_s=now_s, replace_bans=True)
         since = dt.datetime.fromtimestamp(now_s, dt.UTC) - LOOK_BACK
         where = RecordPlace(self._place.path(JUDGE_FOLDER))
         result = self._judged(where.folder, judge, Window(since=since))

@@ -32,7 +32,7 @@ PLACES: Final = (
 )
 PACKAGE: Final = "openjdk-17-jre-headless"
 HINT: Final = (
-    "--engine duckdb needs none, for all but synth and watch; make setup-pipeline installs it as root on Debian and "
+    "--engine duckdb needs none, for all but watch; make setup-pipeline installs it as root on Debian and "
     f"Ubuntu; by hand: apt-get install {PACKAGE}, or any Java {OLDEST} or newer (https://adoptium.net), with JAVA_HOME "
     "naming its folder"
 )

@@ -10,6 +10,8 @@ import time
 import pytest
 from abuse_records import BEGIN_S, at, closed, event, hits, there, write
 from pyarrow.parquet import read_table
+from synth.make import found, make
+from synth.people import SynthOptions
 
 from flowctl.analyze.abuse import job
 from flowctl.analyze.abuse.job import JOB, merge_lists
@@ -22,8 +24,6 @@ from flowctl.analyze.options import AbuseOptions, parse_networks
 from flowctl.analyze.records import addresses
 from flowctl.analyze.records.window import Window
 from flowctl.analyze.run import run
-from flowctl.analyze.synth import job as synth
-from flowctl.analyze.synth.people import SynthOptions
 from flowctl.core.server.bans import MOST_EVIDENCE, Ban, BanAction, BanList, render
 from flowctl.core.server.guilt import PROOF
 from flowctl.core.text.addresses import address_key
@@ -671,18 +671,18 @@ def test_abuse_when_there_is_a_ban_list_keeps_its_bans_unless_told_otherwise(rep
 def test_abuse_when_worlds_are_planted_finds_the_abusers_and_bans_nobody_honest(spark, tmp_path):
     worlds = ("attackers", "nat", "proxy", "health", "commuters", "neighbours")
     options = SynthOptions(events=20_000, days=0.2, worlds=worlds)
-    made = synth.run(spark, str(tmp_path / "events"), options)
-    end_s, planted = options.start_s + options.days * 86_400, made.outputs["truth of addresses"]
-    _, bans, note = judge(spark, tmp_path, [], now_s=end_s, truth=planted, private=True)
+    make(spark, str(tmp_path / "events"), options)
+    end_s = options.start_s + options.days * 86_400
+    _, bans, note = judge(spark, tmp_path, [], now_s=end_s, private=True)
+    truth = found(spark, str(tmp_path / "out" / "abuse_scores"), str(tmp_path / "events"))
     scores = read_table(tmp_path / "out" / "abuse_scores")
     shutil.rmtree(tmp_path / "out")
     with using(DUCKDB), session() as database:
-        _, same_bans, same_note = judge(database, tmp_path, [], now_s=end_s, truth=planted, private=True)
+        _, same_bans, same_note = judge(database, tmp_path, [], now_s=end_s, private=True)
     same = read_table(tmp_path / "out" / "abuse_scores")
     assert sorted(map(repr, same.to_pylist())) == sorted(map(repr, scores.to_pylist()))
     assert (same_bans.bans, same_note.summary) == (bans.bans, note.summary)
-    truth = note.summary["truth"]
     assert truth["abusive_addresses"] > 20
-    assert truth["alone_banned"] + truth["alone_limited"] == truth["alone"], truth
-    assert truth["found_share"] == 1.0, truth
+    assert truth["alone_found"] == truth["alone"], truth
+    assert truth["found"] == truth["abusive_addresses"], truth
     assert truth["honest_banned"] == 0, truth

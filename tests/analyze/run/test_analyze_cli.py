@@ -129,15 +129,6 @@ def modes_of(folder, pattern):
         thread.join()
 
 
-def test_synth_when_the_folder_has_records_says_so_before_java_is_started(monkeypatch, tmp_path, capsys):
-    pytest.importorskip("pyspark")
-    monkeypatch.setattr("flowctl.analyze.spark.session.session", lambda _: pytest.fail("Java is started"))
-    (tmp_path / "flow_closes").mkdir()
-    (tmp_path / "flow_closes" / "edge-1-1.parquet").write_bytes(b"")
-    assert main(["analyze", "synth", str(tmp_path)]) == 2
-    assert "has flow_closes that synth did not make" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("end", [KeyboardInterrupt, TerminatedError])
 def test_run_when_a_signal_ends_it_says_what_is_left(monkeypatch, tmp_path, capsys, end):
     pytest.importorskip("pyspark")
@@ -201,10 +192,6 @@ def test_sessions_when_there_are_no_events_fails_in_words(needs_java, tmp_path):
         ),
         (["sessions", __file__, "--out", "y"], [f"{__file__} is no folder, so there are no records"]),
         (["abuse", "x", "--out", "y", "--now", "foo"], ["--now is 'foo', it must be a time", "2026-11-21T17:00:00Z"]),
-        (["synth", "y", "--start", "foo"], ["--start is 'foo', it must be a time with its zone"]),
-        (["abuse", "x", "--out", "y", "--truth", "no"], ["--truth no cannot be read", "_truth/addresses.parquet"]),
-        (["abuse", "x", "--out", "y", "--truth", __file__], ["cannot be read"]),
-        (["synth", __file__], ["cannot write to"]),
         (["watch", "x", "--out", f"{__file__}/y"], ["cannot write to"]),
         (["sessions", "x", "--out", "y", "--driver-memory", "lots"], ["allowed is a size as Java has it"]),
         (["report", "x", "--out", "y"], ["unexpected extra argument"]),

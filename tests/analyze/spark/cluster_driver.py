@@ -21,6 +21,8 @@ from typing import Any
 
 from cluster_kit import EXECUTOR_MB
 from pyspark.sql import functions
+from synth.make import make
+from synth.people import SynthOptions
 
 from flowctl.analyze import run as runner
 from flowctl.analyze.abuse import job, watch
@@ -28,8 +30,6 @@ from flowctl.analyze.duck.session import session
 from flowctl.analyze.engine import DUCKDB, running, using
 from flowctl.analyze.records.addresses import unit_digits, with_unit
 from flowctl.analyze.spark.session import SessionOptions, SparkError, mapped_errors, open_session
-from flowctl.analyze.synth import job as synth
-from flowctl.analyze.synth.people import SynthOptions
 from flowctl.analyze.viewers import experience
 
 DAYS = 0.125
@@ -155,7 +155,7 @@ def everything(master: str, *, folder: str, flights: str, archive: str, python: 
     events, done = f"{folder}/events", {}
     # The session that ships code is the first: it is the start of Java that takes it.
     with context(master, python, {**CONF, "spark.submit.pyFiles": archive}) as spark:
-        synth.run(spark, events, SYNTH)
+        make(spark, events, SYNTH)
         done["shipped"] = where(spark)
         for name, value in GENERATED.items():
             spark.conf.set(name, value)

@@ -166,6 +166,7 @@ def open_cluster(folder: Path, workers: int = 2) -> Iterator[Cluster]:
 
 def drive(master: str, folder: Path, **arguments: Any) -> dict[str, Any]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    path = os.pathsep.join([str(HERE.parents[1] / "kits"), os.environ.get("PYTHONPATH", "")])
     log = folder / "driver.log"
     with log.open("wb") as output:
         child = subprocess.Popen(
@@ -173,7 +174,7 @@ def drive(master: str, folder: Path, **arguments: Any) -> dict[str, Any]:
             stdout=subprocess.PIPE,
             stderr=output,
             cwd=folder,
-            env={**kept, "SPARK_LOCAL_IP": "127.0.0.1", "TMPDIR": str(folder)},
+            env={**kept, "SPARK_LOCAL_IP": "127.0.0.1", "TMPDIR": str(folder), "PYTHONPATH": path},
             start_new_session=True,
         )
         try:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from pyspark.sql import functions as f
 
-from flowctl.analyze.synth.worlds import BY_NAME, PUBLISHER, WORLDS, World
-from flowctl.errors import ConfigError
 from flowctl.records.telemetry.schema import CONN_NUMBER_BITS
+from synth.worlds import BY_NAME, PUBLISHER, WORLDS, World
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -49,19 +48,16 @@ class SynthOptions:
     worlds: tuple[str, ...] = tuple(world.name for world in WORLDS)
     nodes: int = 4  # servers
     samples_s: float | None = None  # interval of `flow_samples`; None: not made, and closes tell what ten seconds saw
-    truth: bool = True  # whether what was planted is written beside
-    replace: bool = False  # whether what was made in the folder before is replaced, and no error
 
     def __post_init__(self) -> None:
         bounds = {"events": (1, MOST_EVENTS), "days": (0.01, 366), "nodes": (1, 1000), "samples_s": (1, 3600)}
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                option = "--" + name.removesuffix("_s")
-                raise ConfigError(f"{option} is {value:g}, allowed is {low:g} to {high:g}")
+                raise ValueError(f"{name} is {value:g}, allowed is {low:g} to {high:g}")
         unknown = ", ".join(sorted(set(self.worlds) - set(BY_NAME)))
         if unknown or not self.worlds:
-            raise ConfigError(f"--worlds: there is no {unknown or 'world'}", hint=f"of: {', '.join(BY_NAME)}")
+            raise ValueError(f"there is no {unknown or 'world'}, only {', '.join(BY_NAME)}")
 
     @property
     def interval_us(self) -> int:

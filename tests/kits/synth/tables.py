@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.analyze.synth.people import SynthOptions
 from flowctl.reasons import CloseReason
 from flowctl.records.telemetry.schema import (
     CLASS_NAMES,
@@ -23,6 +22,7 @@ from flowctl.records.telemetry.schema import (
     SPARK_TYPES,
     EventName,
 )
+from synth.people import SynthOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

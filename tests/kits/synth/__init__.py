@@ -1,4 +1,4 @@
 """Records of any size, made, with worlds planted in them.
 
-Begin with `job.py`.
+Begin with `make.py`.
 """
