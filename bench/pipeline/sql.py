@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from flowctl.analyze.models import BY_PEER
 from flowctl.analyze.records.checks import Check, checks_of
-from flowctl.analyze.viewers.sessions import BY_PEER, LEAST_PLAY_S, TROUBLE_MS, TROUBLE_SHARE
+from flowctl.analyze.viewers.sessions import LEAST_PLAY_S, TROUBLE_MS, TROUBLE_SHARE
 from flowctl.reasons import SLOW_ENDS
 from flowctl.records.telemetry.schema import CLASS_NAMES
 

@@ -85,7 +85,8 @@ def choose(
 
 
 def check_available(engine: str) -> None:
-    require_extra("pipeline", "the pipeline", _PACKAGES[engine], "pyarrow", "pandas")
+    more = ("sqlglot",) if engine == DUCKDB else ()
+    require_extra("pipeline", "the pipeline", _PACKAGES[engine], "pyarrow", "pandas", *more)
 
 
 def running() -> str:

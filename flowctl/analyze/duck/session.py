@@ -18,6 +18,7 @@ from typing import Any, Final
 import duckdb
 from duckdb.func import PythonUDFType
 
+from flowctl.analyze.duck.dialect import translated
 from flowctl.analyze.duck.frame import DataFrame, DuckError
 from flowctl.analyze.duck.functions import quoted, type_of
 from flowctl.analyze.duck.hashes import xxhash64
@@ -111,6 +112,12 @@ class DuckSession:
         elif not isinstance(rows, pa.Table):
             rows = pa.Table.from_pandas(rows, preserve_index=False)
         return self._of_arrow(rows)
+
+    def of_text(self, text: str, inputs: Mapping[str, DataFrame]) -> DataFrame:
+        """Return the rows of a query of Spark; see `flowctl.analyze.models`."""
+        named = ", ".join(f"{quoted(name)} AS NOT MATERIALIZED ({frame.sql})" for name, frame in inputs.items())
+        sources = {name: one for frame in inputs.values() for name, one in frame.sources.items()}
+        return DataFrame(self, f"WITH {named} {translated(f'SELECT * FROM ({text})')}", None, sources)
 
     def _of_arrow(self, rows: Any) -> DataFrame:
         name = f"_rows{next(self._numbers)}"

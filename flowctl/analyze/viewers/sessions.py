@@ -13,14 +13,12 @@ READY to HARD_LIMIT; ``viewer_link``: the rest. Without samples the first two ar
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.analyze.engine import DUCKDB, Window, running
 from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart
-from flowctl.analyze.records.expressions import added, not_negative, share, zero
-from flowctl.reasons import SLOW_ENDS, CloseReason
+from flowctl.analyze.models import query
 from flowctl.records.telemetry.schema import CLASS_NAMES, STATE_NAMES, VIEWING, RecordedRole
 
 if TYPE_CHECKING:
@@ -39,39 +37,6 @@ UNFORCED_KINDS: Final = ("dropped_by_closed", "dropped_by_unfollowed", "dropped_
 """Columns of drops that neither slowness nor policy caused: the peer or the application did not want the messages."""
 
 
-def troubled(trouble_ms: Column) -> Column:
-    """Return whether the connection of a close was in trouble, of which the close tells `trouble_ms`; never null."""
-    long = f.greatest(f.lit(TROUBLE_MS), TROUBLE_SHARE * 1e3 * f.col("duration_s"))
-    limits = added(("episodes_soft", "episodes_hard"))
-    return (
-        (limits > 0)
-        | (f.greatest(trouble_ms, zero("stall_ms")) > long)
-        | ((limits + zero("episodes_overloaded") > 0) & (zero("lost_messages") > 0))
-        | f.coalesce(f.col("reason").isin(*SLOW_ENDS), f.lit(False))
-    )
-
-
-def causes(trouble_ms: Column, dropped_messages: Column) -> dict[str, Column]:
-    """Return, over a close, the parts of `shares`: whether it was in trouble, and what spoke for each cause."""
-    unforced = share(zero("unforced_drops"), f.greatest(f.lit(0), dropped_messages - added(UNFORCED_KINDS)))
-    return {
-        "b_any": f.when(troubled(trouble_ms), 1.0).otherwise(0.0),
-        "b_server": f.coalesce(share(f.col("lag_server_ms"), f.col("lag_ms")), f.lit(0.0)),
-        "b_burst": f.coalesce(share(f.col("lag_burst_ms"), f.col("lag_ms")), f.lit(0.0)),
-        "b_unforced": f.when(zero("hard_at_once") > 0, 1.0).otherwise(f.coalesce(unforced, f.lit(0.0))),
-    }
-
-
-def shares() -> dict[str, Column]:
-    there, server, burst, unforced = map(f.col, ("b_any", "b_server", "b_burst", "b_unforced"))
-    rest = there * f.greatest(1 - server - burst, f.lit(0.0))
-    parts = (rest * (1 - unforced), there * server, there * burst, rest * unforced)
-    largest = f.greatest(*parts)
-    named = f.coalesce(*(f.when(part == largest, f.lit(name)) for name, part in zip(BLAMES, parts, strict=True)))
-    found = {f"blame_share_{name}": part for name, part in zip(BLAMES, parts, strict=True)}
-    return found | {"blame": f.when(there == 0, f.lit("none")).otherwise(named)}
-
-
 KEYS: Final = ("node", "conn_id")
 RECORD: Final = (*KEYS, "seq")
 """Columns that identify one row of a table of records."""
@@ -79,8 +44,6 @@ MOST_BROADCAST: Final = 500_000
 """Most row names that are broadcast to every task: 130 octets each, of the 2 GiB of the driver."""
 _CLOSED: Final = 1 << 62
 """Stands for `seq` in the row of a close: beyond every real one."""
-BY_PEER: Final = (CloseReason.PEER_CLOSED.value, CloseReason.PEER_RESET.value)
-"""Reasons of a close that was the peer's doing; all others are ours."""
 LEAST_PLAY_S: Final = 1.0
 """Shortest play with a rate: a shorter one had little but the group of pictures that everybody is given at once."""
 WORST_STATES: Final = ("READY", "OVERLOADED", "SOFT_LIMIT", "HARD_LIMIT")
@@ -116,67 +79,10 @@ OPEN_COLUMNS: Final[dict[str, str]] = {**COLUMNS, "seen_at": "timestamp"}
 """Columns of open connections: the same, `closed_at` and `close_reason` null, and the time of the row."""
 
 
-@functools.lru_cache(maxsize=4)
 def projected(closes: DataFrame) -> DataFrame:
-    """Make sessions (`OPEN_COLUMNS`, `date` and `hour`) of closes, or of rows of `flow_opens`, one per connection.
-
-    Every quotient is null where there is nothing to divide by. Asked for twice, it is the same frame: to describe a
-    hundred columns to Java takes as long as small data do.
-    """
-    judged = closes.filter(f.col("conn_id") != 0).withColumns(_columns())
-    return judged.withColumns(shares() | _of_sets()).select(*OPEN_COLUMNS, "date", "hour")
-
-
-def _columns() -> dict[str, Column]:
-    """Return the columns that a close lacks; in one step, as each step copies every column of every row."""
-    ended = f.col("reason").isNotNull()
-    by_peer = f.col("reason").isin(*BY_PEER)
-    never = f.col("asked_ms").isNotNull() & f.col("startup_ms").isNull()
-    failed = never & (f.col("refusal").isNotNull() | (ended & ~by_peer))
-    publishes = f.col("role") == RecordedRole.PUBLISH.value
-    play_s = not_negative(f.col("duration_s") - f.col("startup_ms") / 1e3)
-    rated = f.when(play_s >= LEAST_PLAY_S, play_s)
-    worst = zip(("episodes_hard", "episodes_soft", "episodes_overloaded"), WORST_STATES[:0:-1], strict=True)
-    carried = f.when(publishes, f.col("ingest_bytes")).otherwise(f.col("sent_bytes"))
-    pictures = f.when(publishes, f.col("ingest_pictures")).otherwise(f.col("pictures_sent"))
-    dropped = added(f"dropped_messages_{name}" for name in CLASS_NAMES)
-    trouble_ms = f.greatest(added(f"time_{name}_ms" for name in STATE_NAMES[1:]), zero("trouble_ms"))
-    return {
-        "seen_at": f.col("ts"),
-        "closed_at": f.when(ended, f.col("ts")),
-        "close_reason": f.col("reason"),
-        "closed_by": f.when(~ended, "open").when(by_peer, "peer").otherwise("server"),
-        "play_s": play_s,
-        "first_frame_ms": not_negative(f.col("startup_ms") - f.col("asked_ms")),
-        # Why its request failed, if that was our doing: the refusal, else the code, else the close reason.
-        "start_failure": f.when(failed, f.coalesce("refusal", "code", "reason")),
-        "exit_before_start": never & ~failed & ended,
-        "recover_mean_ms": f.try_divide("recover_ms", "recoveries"),
-        "dropped_messages": dropped,
-        "picture_share": share(f.col("pictures_sent"), f.col("pictures_wanted")),
-        "line_of_stream": f.try_divide("line_bytes", "line_stream_bytes"),
-        "late_share": f.when(f.col("target_delay_ms").isNotNull(), share(f.col("late_ms"), f.col("sampled_ms"))),
-        "episodes_late": f.col("late_episodes"),
-        "returns_to_live": f.col("returns"),
-        "worst_state": f.coalesce(*(f.when(f.col(name) > 0, state) for name, state in worst), f.lit(WORST_STATES[0])),
-        "trouble_ms": trouble_ms,
-        "bit_rate": f.try_divide(carried * 8, rated),
-        "frames_per_s": f.try_divide(pictures, rated),
-        "stall_ratio": share(f.col("stall_ms"), play_s * 1e3),
-        **causes(trouble_ms, dropped),
-    }
-
-
-def _of_sets() -> dict[str, Column]:
-    """Return what follows from the time in each rendition.
-
-    In the last step: Spark makes no method of a whole step with a function such as `aggregate`, and one that writes a
-    hundred columns takes Java up to a minute to compile.
-    """
-    stays = f.map_values(f.from_json("renditions", "map<string,double>"))
-    told_s = not_negative(f.aggregate(stays, f.lit(0.0), lambda so_far, one: so_far + one))
-    set_s = f.when(told_s > f.col("duration_s"), f.col("duration_s")).otherwise(told_s)
-    return {"set_s": set_s, "smaller_rendition_share": share(f.col("smaller_ms"), set_s * 1e3)}
+    """Make sessions (`OPEN_COLUMNS`, `date` and `hour`) of closes, or of rows of `flow_opens`, one per connection."""
+    marks = {"trouble_ms": TROUBLE_MS, "trouble_share": TROUBLE_SHARE, "least_play_s": LEAST_PLAY_S}
+    return query(closes.sparkSession, "viewers/sessions", {"closes": closes}, **marks)
 
 
 def viewing() -> Column:

@@ -1,0 +1,68 @@
+"""Models: queries in files beside the code, in Spark's dialect of SQL, which both engines run.
+
+Theory of operation. A model is one SELECT (``viewers/sessions.sql``); what it reads are its inputs, frames that it
+names as if they were tables. Spark runs the text as it is. For DuckDB sqlglot parses it and writes it in the other
+dialect; what means another thing there by the same name is a macro (`flowctl.analyze.duck.macros`). ``:name`` stands
+for a value: a number, a text, or a list of these, which belongs in the brackets of ``IN``. `WORDS` are known to all.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from flowctl.reasons import SLOW_ENDS, CloseReason
+from flowctl.records.telemetry.schema import VIEWING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BY_PEER: Final = (CloseReason.PEER_CLOSED.value, CloseReason.PEER_RESET.value)
+"""Reasons of a close that was the peer's doing; all others are ours."""
+WORDS: Final[Mapping[str, Sequence[str]]] = {"slow_ends": SLOW_ENDS, "by_peer": BY_PEER, "viewing": VIEWING}
+_HERE: Final = Path(__file__).parent
+_VALUE: Final = re.compile(r"(^|[^:\w]):([a-z]\w*)")
+
+
+def query(session: SparkSession, name: str, inputs: Mapping[str, DataFrame], **values: Any) -> DataFrame:
+    """Return the rows of a model (its path in this folder, without ``.sql``), lazy, on the engine of the session."""
+    return run_text(session, text_of(name), inputs, **values)
+
+
+def run_text(session: SparkSession, text: str, inputs: Mapping[str, Any], **values: Any) -> DataFrame:
+    """Return the rows of a query in Spark's dialect."""
+    known = {**WORDS, **values}
+    text = _VALUE.sub(lambda found: found[1] + literal(known[found[2]]), text)
+    if hasattr(session, "of_text"):
+        found: DataFrame = session.of_text(text, inputs)
+        return found
+    named = ", ".join(f"{name} AS (SELECT * FROM {{{name}}})" for name in inputs)  # noqa: S608 - names of ours
+    return session.sql(f"WITH {named} SELECT * FROM (\n{_escaped(text)})", None, **inputs)  # noqa: S608 - values are literals
+
+
+@functools.cache
+def text_of(name: str) -> str:
+    """Return the text of a model, without comments: a colon or a brace in one means nothing."""
+    return re.sub(r"--.*", "", (_HERE / f"{name}.sql").read_text("utf-8"))
+
+
+def literal(value: Any) -> str:
+    """Return a value as both dialects have it; floats with an exponent, for without one they are decimals."""
+    match value:
+        case None:
+            return "NULL"
+        case bool() | int():
+            return str(value)
+        case float():
+            return f"{value!r}" if "e" in repr(value) else f"{value!r}e0"
+        case str():
+            return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        case _:
+            return ", ".join(map(literal, value)) or "NULL"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
