@@ -211,7 +211,8 @@ class LiveSession(ViewerSession):
         return self._rtmp.command_total, self._rtmp.control_total
 
     def record_columns(self, now: float) -> dict[str, Any]:
-        return super().record_columns(now) | ({} if self.ingest is None else self.ingest.columns(now))
+        columns = super().record_columns(now) | ({} if self.ingest is None else self.ingest.columns(now))
+        return columns | {"read_bytes": self._rtmp.last_acknowledged_bytes or None}
 
     def query_of(self, stream: Stream) -> Mapping[str, str]:
         """Return with what the stream was asked for, to be published. Any thread."""

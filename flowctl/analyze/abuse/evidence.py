@@ -37,6 +37,8 @@ _OF_CLOSES: Final = (
     "unrecovered_ms",
     "unrecovered_bytes",
     "sent_bytes",
+    "acked_bytes",
+    "read_bytes",
     "window_bytes",
     "retransmits",
     "probes",
@@ -60,6 +62,11 @@ kernels answer only two a second."""
 _HELD_BYTES: Final = 16 * 1024 * 1024
 """Most that a kernel holds for a program that reads nothing (Linux: up to 6 MiB, or what its owner sets): a viewer that
 was sent less, for less than a minute (`Weights.settled_s`), need not have read at all."""
+_UNREAD_BYTES: Final = 256 * 1024
+"""Most that a kernel holds for a program that reads nothing, unless an owner set more (Linux: 64 KiB, 208 KiB where the
+program asks for it)."""
+_SAYS_BYTES: Final = 4 * 1024 * 1024
+"""Received by then, a program of RTMP has said that it reads: it does for each 2.5 MB, most for half or a tenth."""
 _MOST_NAME_CHARS: Final = 80
 """Longest name of a limit or a reason: a kind in a ban has at most 100 printable characters."""
 _MOST_AMOUNT: Final = 1_000_000
@@ -133,7 +140,7 @@ EVIDENCE: Final = JobPart(
     make=_make,
     reads=("flow_closes", "flow_opens", "flow_events"),
     depends=lambda options: " ".join(f"{getattr(options.weights, name):g}" for name in _WEIGHTS_USED),
-    version=5,
+    version=6,
     looks_back_h=24,
 )
 
@@ -160,19 +167,23 @@ def _ends(weights: Weights) -> dict[str, Column]:
     does. If the record does not tell, only a *stuck* one does not read: there, nothing was taken for seconds. If it was
     cut within moments, nothing is known. Was its line lost? While there is a line, the peer's kernel closes the window
     of a program that does not read, and answers probes. If the record does not tell (there is a proxy in between), the
-    line of a viewer that had read for longer was lost.
+    line of a viewer that had read for longer was lost. Had the program read before? It says so itself, as RTMP has it,
+    and cannot have read more than its kernel got; or its kernel got more than it holds, and too little to be told of.
     Did a protocol error come after the handshake? If the record does not tell, it did not.
     """
     reason, code, role = f.col("reason"), f.col("code"), f.col("role")
     broken, slow, left = reason == CloseReason.PROTOCOL_ERROR.value, reason.isin(*SLOW_ENDS), reason.isin(*_LEFT)
     of_handshake = f.coalesce(code.isin(*_BEFORE_HANDSHAKE) | code.startswith("handshake"), f.lit(True))
     unknown = f.coalesce(role == RecordedRole.UNKNOWN.value, f.lit(True))
-    trouble_ms, taken, short_ms = f.col("unrecovered_ms"), f.col("unrecovered_bytes"), f.lit(weights.short_s * 1000)
+    trouble_ms, taken = f.col("unrecovered_ms"), f.col("unrecovered_bytes")
+    short_ms, settled_ms = f.lit(weights.short_s * 1000), f.lit(weights.settled_s * 1000)
     before_ms = f.col("duration_s") * 1000 - f.coalesce("startup_ms", f.lit(0.0)) - trouble_ms
     reads = taken >= f.greatest(trouble_ms, f.lit(1000.0)) / 1000 * weights.deaf_bytes_per_s
     told = trouble_ms.isNotNull() & taken.isNotNull()
     closed = f.col("window_bytes") < _SEGMENT_BYTES
     stalls = closed & (f.col("retransmits") + f.col("probes") < _LEAST_UNANSWERED)  # null: not told
+    acked, says = f.col("acked_bytes"), f.col("read_bytes")
+    has_read = f.when(says.isNull(), acked.between(_UNREAD_BYTES, _SAYS_BYTES)).otherwise(says <= acked)
     return {
         "handshake_timeout": reason == CloseReason.HANDSHAKE_TIMEOUT.value,
         "not_rtmp": broken & of_handshake & unknown & f.col("handshake_ms").isNull(),
@@ -181,7 +192,9 @@ def _ends(weights: Weights) -> dict[str, Column]:
         "slow_close": slow & f.when(told, reads).otherwise(reason != CloseReason.STUCK.value),
         "lost_line": slow & f.coalesce(~stalls, before_ms >= f.greatest(trouble_ms, short_ms)),
         "cut_at_once": slow & (trouble_ms < _DEAF_FROM_MS),
-        "paused": slow & stalls & ((f.col("sent_bytes") > _HELD_BYTES) | (before_ms >= weights.settled_s * 1000)),
+        "paused": slow
+        & stalls
+        & (f.coalesce(has_read, f.lit(False)) | (f.col("sent_bytes") > _HELD_BYTES) | (before_ms >= settled_ms)),
         "deaf_http": slow & (role == RecordedRole.HTTP_FLV.value),
         "never_read": slow & (before_ms < short_ms),
         "deaf_close": slow,

@@ -261,6 +261,7 @@ def _subnet_scores(each: pd.DataFrame, rules: AbuseRules) -> pd.DataFrame:
     found = each.assign(allowed=(each["verdict"] == "allowed").astype("int64")).groupby("subnet", as_index=False)
     sums = found.agg(
         **{name: (name, "sum") for name in names},
+        score=("score", "max"),  # a ban is as long as that of the worst address, however many there are
         first_seen=("first_seen", "min"),
         last_seen=("last_seen", "max"),
     )
@@ -279,7 +280,6 @@ def _subnet_scores(each: pd.DataFrame, rules: AbuseRules) -> pd.DataFrame:
             _narrowest(abusive[subnet]) if ban and ":" in subnet else subnet
             for subnet, ban in zip(sums["subnet"], whole, strict=True)
         ],
-        score=sums["points"] / (1 + sums["standing_hours"]),
         evidence=[f'{{"addresses":{all_},"abusive_addresses":{abusive}}}' for all_, abusive in counts],
         verdict=np.select([whole, sums["allowed"] > 0], ["ban", "allowed"], "ok"),
     )

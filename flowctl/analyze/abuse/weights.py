@@ -31,11 +31,11 @@ DEFAULT_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
         "auth_refused": 0.2,  # a wrong key is tried again by every encoder, once in some seconds
         "fruitless_connection": 0.1,  # opened and left without publishing or playing: floods, scanners, health checks
         "short_connection": 0.02,  # played for less than short_s and left: zapping, or a storm of reconnects
-        "deaf_close": 1.0,  # cut as slow, and took nothing in all of that trouble, for longer than it had read before
+        "deaf_close": 1.0,  # cut as slow, and took nothing in all of that trouble, nor showed before that it reads
         "never_read": 1.0,  # the same from the start: it was served, and took nothing
         "deaf_http": 0.2,  # either of them over HTTP: a page can have its visitors' browsers ask and not read
         "lost_line": 0.0,  # cut as slow, its kernel silent (not told: it had read for longer): a tunnel, no reception
-        "paused": 0.0,  # cut as slow, its kernel there, after a minute or more than a kernel holds: a pause
+        "paused": 0.0,  # cut as slow, its kernel there, and it had read, for a second or more: a pause
         "cut_at_once": 0.0,  # cut as slow within moments: a publisher's burst fills what waits, at any rate of reading
         "slow_close": 0.0,  # cut as slow, and drained all the time: a slow link is no abuse
         # Refusing is the defence already. A whole office that comes back after a restart is refused hundreds of times,

@@ -96,7 +96,7 @@ _NO_BYTES: Final = bytes(4)
 _SIOCOUTQ: Final = 0x5411
 """Linux's number of the request, the same as TIOCOUTQ."""
 
-_TCP_INFO: Final = struct.Struct("=2xBBB19xI28xI8xI156xI")
+_TCP_INFO: Final = struct.Struct("=2xBBB19xI28xI8xI48xQ100xI")
 """Layout of struct tcp_info up to `tcpi_snd_wnd`, which Linux has since 5.4 (linux/tcp.h)."""
 
 
@@ -112,6 +112,7 @@ class LineFigures(NamedTuple):
     unacked_segments: int
     heard_ms: int  # time since the last acknowledgement
     rtt_us: int  # smoothed
+    acked_bytes: int  # since the connection began
     window_bytes: int  # room that the peer's kernel has told of, at most; what is under way counts as taken
 
 

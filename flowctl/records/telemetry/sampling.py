@@ -80,6 +80,7 @@ class SampledCondition(NamedTuple):
     backoff: int | None = None
     unacked_segments: int | None = None
     heard_ms: int | None = None
+    acked_bytes: int | None = None
     window_bytes: int | None = None
     rendition: str | None = None
 

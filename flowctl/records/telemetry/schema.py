@@ -201,6 +201,7 @@ _LINE: Final = (
     Column("backoff", Kind.INT, "how often the wait before the next of either has doubled"),
     Column("unacked_segments", Kind.INT, "sent and not acknowledged, segments"),
     Column("heard_ms", Kind.INT, "since the peer's kernel was heard (an acknowledgement), ms"),
+    Column("acked_bytes", Kind.INT, "what the peer's kernel has acknowledged since the connection was opened, bytes"),
     Column("window_bytes", Kind.INT, "what the peer's kernel has room for, as it said last, bytes; 0: it is not read"),
 )
 """Columns that the kernel knows of the line; null: not asked, or a proxy is in between, whose line it would be."""
@@ -311,6 +312,7 @@ _WHOLE: Final = (
     _int("unforced_drops", "messages dropped in READY while nothing stood still"),
     _int("rtt_us", "smoothed round-trip time of the kernel when it was last asked, us"),
     *_LINE,  # at the end
+    _int("read_bytes", "what its program last said it had read (RTMP's Acknowledgement), bytes; null: nothing"),
     # of one that follows a set of renditions; null where it never did
     Column("renditions", Kind.TEXT, 'time in each rendition, seconds as JSON text, the smallest first: {"720": 41.2}'),
     _real("smaller_ms", "time in renditions below the largest of the set, ms"),

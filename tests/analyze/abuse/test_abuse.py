@@ -312,6 +312,18 @@ OF_HOURS = {
         "192.0.2.117",
         lambda a: ends_apart(a, "stuck", 40, **DEAF_AT_LAST, **CLOSED | {"sent_bytes": 20 << 20}),
     ),
+    "people who watch three seconds of one stream after the other, and leave each paused": (
+        "ok",
+        "192.0.2.121",
+        lambda a: ends_apart(
+            a, "stuck", 40, **NEVER_READ, **CLOSED | {"sent_bytes": 1_200_000, "acked_bytes": 940_000}
+        ),
+    ),
+    "one who pauses after half a minute, and whose player says that it had read": (
+        "ok",
+        "192.0.2.122",
+        lambda a: ends_apart(a, "stuck", 40, **DEAF_AT_LAST, **CLOSED, acked_bytes=8 << 20, read_bytes=6_250_000),
+    ),
     "people who wait for a show, beside one who attacks": (
         "shared",
         "192.0.2.119",
@@ -330,7 +342,17 @@ OF_HOURS = {
     "one whose kernel holds megabytes that it does not read": (
         "ban",
         "192.0.2.118",
-        lambda a: ends_apart(a, "stuck", 12, **DEAF | {"duration_s": 45.7}, **CLOSED),
+        lambda a: ends_apart(a, "stuck", 12, **DEAF | {"duration_s": 45.7}, **CLOSED, acked_bytes=8 << 20),
+    ),
+    "one that says it has read what its kernel has not got": (
+        "ban",
+        "192.0.2.123",
+        lambda a: ends_apart(a, "stuck", 12, **NEVER_READ, **CLOSED, acked_bytes=60_000, read_bytes=2_500_000),
+    ),
+    "one that reads nothing, behind the usual window": (
+        "ban",
+        "192.0.2.124",
+        lambda a: ends_apart(a, "stuck", 12, **NEVER_READ, **CLOSED | {"sent_bytes": 300_000, "acked_bytes": 65_536}),
     ),
     "beside what was cut at once": (
         "ban",
@@ -548,6 +570,10 @@ def test_abuse_when_most_of_a_subnet_is_abusive_bans_it_as_one_if_nobody_honest_
     assert len(listed(bans, "203.0.113.")) == 10
     assert result.summary["verdicts"]["address_subnet_ban"] == 20, "ten of this one, and ten of a home"
     assert scores["198.51.100.0/24"]["addresses"] == 10
+    inside = [row for row in scores.values() if row["subnet"] == "198.51.100.0/24" and row["kind"] == "address"]
+    worst = max(row["score"] for row in inside)
+    [ban] = (ban for ban in bans.bans if ban.cidr == "198.51.100.0/24")
+    assert (ban.score, ban.expires.timestamp()) == (worst, NOW_S + 360 * worst), "as long as that of its worst address"
 
 
 def test_abuse_when_a_home_has_many_64s_leaves_the_homes_beside_it_alone(world):

@@ -141,6 +141,7 @@ def test_line_when_nothing_is_taken_tells_a_reader_that_stopped_from_a_line_that
         if line.retransmits >= 2 if lost else not line.window_bytes and line.backoff:
             break
     assert (line.retransmits + line.probes >= 2, line.window_bytes >= 1460, line.unacked_segments > 0) == (lost,) * 3
+    assert (line.acked_bytes < 10) == lost
     ours.close()
     assert line_figures(ours) is None
     pair = socket.socketpair()

@@ -37,12 +37,13 @@ from flowctl.reasons import CloseReason, DropReason
 from flowctl.records.telemetry.options import Addresses, EventsOptions, RecordedStreams
 from flowctl.records.telemetry.schema import CLASS_NAMES, FLOW_CLOSES, RECORDED
 from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.messages import Acknowledgement, encode_control
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
 from flowctl.wire.rtmp.url import RtmpUrl
 from flowctl.wire.rtmp.wire import Message
 
 PLAIN = {"streams": RecordedStreams.PLAIN}
-LINE = LineFigures(0, 0, 3, 0, 700, 900, 0)
+LINE = LineFigures(0, 0, 3, 0, 700, 900, 70_000, 0)
 """What the kernel says of a line, scripted: the sockets of these worlds have none."""
 CLOSES = tuple(name for name in FLOW_CLOSES.names if name not in {"node", "seq"})
 
@@ -272,6 +273,16 @@ def test_publisher_when_it_pauses_has_its_gap_in_its_close(tmp_path):
     assert row["jitter_ms"] > 0  # 2 s of one picture of fifty
     assert row["ingest_bytes"] > 50_000
     assert (row["role"], row["refusal"], row["sent_messages_key"]) == ("publish", None, 0)
+
+
+def test_close_when_a_player_said_what_it_has_read_tells_it(tmp_path):
+    world = RecordedWorld(tmp_path)
+    publisher, player, silent = world.publisher(), world.player(), world.player()
+    stream_some(world, publisher, 5)
+    player.send(player.session.send_message(encode_control(Acknowledgement(4711))))
+    player.leave()
+    silent.leave()
+    assert [world.close_of(peer)["read_bytes"] for peer in (player, silent)] == [4711, None]
 
 
 def test_open_when_it_plays_for_long_is_told_of_now_and_then(tmp_path, monkeypatch):
