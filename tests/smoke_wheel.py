@@ -43,6 +43,8 @@ def check_wheel(path: Path) -> None:
     require(any(name.endswith("licenses/LICENSE") for name in names), "the wheel lacks the licence")
     for name in ("index.html", "app.js", "style.css", "mpegts.js", "mpegts.js.LICENSE.txt", "NOTICE.txt"):
         require(f"flowctl/live/admin/assets/{name}" in names, f"the wheel lacks the dashboard's {name}")
+    for name in ("uplot.js", "uplot.css", "uplot.LICENSE.txt", "plots.js", "tables.js"):
+        require(f"flowctl/charts/assets/{name}" in names, f"the wheel lacks the report's {name}")
     say(f"{path.name}: {len(names)} files, packages {', '.join(sorted(tops))}")
 
 

@@ -106,16 +106,13 @@ def x_axis(low: float, high: float, label: str, write: Callable[[float], str], *
     return ChartAxis(Scale(low, max(high, 1e-9), LEFT, RIGHT), ticks, label, write)
 
 
-def y_axis(
-    top: float, label: str, write: Callable[[float], str], *, exact: bool = False, low: float | None = None
-) -> ChartAxis:
-    """Return the axis up the paper, to a round number above `top`, or exactly to it."""
+def y_axis(top: float, label: str, write: Callable[[float], str], *, low: float | None = None) -> ChartAxis:
+    """Return the axis up the paper, to a round number above `top`."""
     if low is not None:
         ticks = log_ticks(low, top)
         return ChartAxis(Scale(ticks[0], ticks[-1], BOTTOM, TOP, log=True), ticks, label, write)
     ticks = linear_ticks(top)
-    end = top if exact else ticks[-1]
-    return ChartAxis(Scale(0, end, BOTTOM, TOP), [tick for tick in ticks if tick <= end * 1.0001], label, write)
+    return ChartAxis(Scale(0, ticks[-1], BOTTOM, TOP), ticks, label, write)
 
 
 @dataclass(frozen=True, slots=True)

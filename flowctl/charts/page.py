@@ -1,15 +1,19 @@
-"""The one way to make a page that stands alone: no script, no request, light and dark, readable without its pictures.
+"""The one way to make a page that stands alone: no request, light and dark, readable without its pictures.
 
 Pages are templates of Jinja2, each beside what fills it; what they share is in `page.html` and `parts.html`. Names of
 streams, user agents, addresses and reasons come from peers: every text that a template shows is made printable and
-short and then escaped, in one place (`_shown`), so that what a peer said can do nothing but be read.
+short and then escaped, in one place (`_shown`), so that what a peer said can do nothing but be read. Scripts are files
+of ours in ``assets``, named to the browser by their digests: no other one runs.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.charts.axes import WIDTH, Picture
@@ -58,8 +62,19 @@ def _environment() -> Environment:
         loader=PackageLoader("flowctl", ""),
     )
     made.filters["cut"] = lambda value, most=_CUT: _shown(value, most)
-    made.globals["width"] = WIDTH
+    made.globals |= {"width": WIDTH, "asset": asset, "digest": digest}
     return made
+
+
+@functools.cache
+def asset(name: str) -> str:
+    """Return a file of ours as it is, for the inside of a script or style (``|safe``)."""
+    return (resources.files("flowctl.charts") / "assets" / name).read_text("utf-8")
+
+
+def digest(name: str) -> str:
+    """Return a script as a policy of content names it, by what it is."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(asset(name).encode()).digest()).decode()}'"
 
 
 def _shown(value: Any, most: int = _MOST) -> Any:

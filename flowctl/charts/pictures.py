@@ -1,4 +1,4 @@
-"""Pictures for a page that stands alone: lines, stacked areas, bars and dots (pure).
+"""Pictures for a page that stands alone: lines and dots (pure).
 
 No script, no font, no library. Colours are CSS variables of the page (``--s1`` to ``--s8`` for series, ``--quiet``).
 What a pointer would want to know is in the ``<title>`` of invisible columns, which every browser shows as a tooltip;
@@ -17,7 +17,6 @@ from typing import Final
 from flowctl.charts.axes import (
     LEFT,
     RIGHT,
-    WIDTH,
     ChartAxis,
     DrawnMark,
     Picture,
@@ -26,7 +25,6 @@ from flowctl.charts.axes import (
     frame,
     linear_ticks,
     plain,
-    rectangle,
     text_mark,
     x_axis,
     y_axis,
@@ -42,17 +40,6 @@ COLOURS: Final = 8
 
 MOST_POINTS: Final = 300
 """Most points of a line: no more can be seen on a wide screen."""
-
-_BAR_HEIGHT: Final = 26
-"""Height of a bar with its gap, in units of the paper: a line of text and some air."""
-
-_BAR_LEFT: Final = 190
-"""Width of the names of bars: some 28 characters."""
-
-_NAME_CHARS: Final = 28
-
-MOST_BARS: Final = 16
-"""Most bars of a picture; more of them are shown as a table."""
 
 _NEAR_DOTS: Final = 34.0
 """Distance on the paper below which the labels of two dots are put on different sides."""
@@ -159,115 +146,6 @@ def _at(series: Series, x: float) -> float | None:
     """Return the value of a line at the last of its points that is not after `x`; None: it has not begun."""
     place = bisect.bisect_right(series.points, (x, math.inf)) - 1
     return series.points[place][1] if place >= 0 else None
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One layer of a stack."""
-
-    label: str
-    paint: str
-    values: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stack(Picture):
-    """Areas on top of each other over time: each place along x lasts until the next."""
-
-    xs: Sequence[float]
-    x_end: float
-    layers: Sequence[Layer]
-    y_top: float  # upper end of the y axis; what is above is not drawn
-    x_label: str
-    y_label: str
-    y_text: Callable[[float], str] = plain
-    x_text: Callable[[float], str] = plain
-    more: Sequence[str] = ()  # what a tooltip says beside the layers, one text per place; empty: nothing
-
-    @property
-    def empty(self) -> bool:
-        return not self.xs
-
-    def marks(self) -> list[DrawnMark]:
-        ends = [*self.xs[1:], max(self.x_end, self.xs[-1])]
-        x = x_axis(self.xs[0], ends[-1], self.x_label, self.x_text)
-        y = y_axis(self.y_top, self.y_label, self.y_text, exact=True)
-        places = list(zip(self.xs, ends, strict=True))
-        below = [0.0] * len(places)
-        areas = []
-        for layer in self.layers:
-            above = [low + value for low, value in zip(below, layer.values, strict=True)]
-            if any(layer.values):
-                areas.append(_area(places, below, above, x.scale, y.scale, layer.paint))
-            below = above
-        # The grid lies over the areas: under a full stack nobody would see it.
-        return [*areas, *frame(x, y), *self._columns(places, x.scale)]
-
-    def _columns(self, places: Sequence[tuple[float, float]], x: Scale) -> list[DrawnMark]:
-        """Return invisible columns with the figures of each place."""
-        parts = []
-        for place, (start, end) in enumerate(places):
-            lines = [f"{self.x_label}: {self.x_text(start)}"]
-            lines += [f"{layer.label}: {self.y_text(layer.values[place])}" for layer in reversed(self.layers)]
-            lines += [self.more[place]] if self.more else []
-            parts.append(column(x(start), x(end), lines))
-        return parts
-
-
-def _area(
-    places: Sequence[tuple[float, float]],
-    below: Sequence[float],
-    above: Sequence[float],
-    x: Scale,
-    y: Scale,
-    paint: str,
-) -> DrawnMark:
-    """Return one layer: along its upper edge to the right, and back along the lower one."""
-    upper = [f"{x(start):.1f} {y(value):.1f}H{x(end):.1f}" for (start, end), value in zip(places, above, strict=True)]
-    lower = [f"{x(end):.1f} {y(value):.1f}H{x(start):.1f}" for (start, end), value in zip(places, below, strict=True)]
-    path = f"M{'L'.join(upper)}L{'L'.join(reversed(lower))}Z"
-    return DrawnMark("path", {"class": "area", "style": f"fill:{paint}", "d": path})
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One bar."""
-
-    label: str
-    value: float
-    text: str
-    paint: str = "var(--s1)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bars(Picture):
-    """Horizontal bars from the same edge."""
-
-    bars: Sequence[Bar]
-
-    @property
-    def empty(self) -> bool:
-        return not self.bars
-
-    @property
-    def height(self) -> int:
-        return _BAR_HEIGHT * min(len(self.bars), MOST_BARS) + 6
-
-    def marks(self) -> list[DrawnMark]:
-        shown = self.bars[:MOST_BARS]
-        room = WIDTH - _BAR_LEFT - 96
-        most = max((bar.value for bar in shown if math.isfinite(bar.value)), default=0.0)
-        parts = []
-        for place, bar in enumerate(shown):
-            top = place * _BAR_HEIGHT + 4
-            name = short(bar.label, _NAME_CHARS)
-            # A bar of something is never invisible: a pixel says "there is one".
-            length = min(max(bar.value / most * room, 1.5), room) if most > 0 and bar.value > 0 else 0.0
-            parts.append(text_mark(_BAR_LEFT - 10, top + 13, name, anchor="end"))
-            told = f"{bar.label}: {bar.text}"
-            parts.append(rectangle(_BAR_LEFT, top, length, _BAR_HEIGHT - 8, f"fill:{bar.paint}", title=told, rx=2))
-            parts.append(text_mark(_BAR_LEFT + length + 6, top + 13, bar.text, strong=True))
-        return parts
 
 
 @dataclass(frozen=True, slots=True)

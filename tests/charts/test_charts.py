@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from flowctl.charts.axes import RIGHT, Scale, linear_ticks, log_ticks, tick_texts
 from flowctl.charts.network import Arrow, Box, Network, Span, Spans
 from flowctl.charts.page import Figure, _environment, draw
-from flowctl.charts.pictures import Bar, Bars, Dot, Dots, Lines, Series, Stack, highest, thin
+from flowctl.charts.pictures import Dot, Dots, Lines, Series, highest, thin
+from flowctl.charts.plots import Curve, Plot, joined
 
 LABELS = {"name": "x", "title": "t", "description": "d", "x_label": "x", "y_label": "y"}
 
@@ -88,8 +89,6 @@ def test_dots_when_hollow_have_an_edge_only():
     [
         Lines(series=[], **LABELS),
         Dots(dots=[], **LABELS),
-        Bars(name="x", title="t", description="d", bars=[]),
-        Stack(xs=[], x_end=0.0, layers=[], y_top=1.0, **LABELS),
     ],
 )
 def test_picture_when_there_is_nothing_to_draw_is_no_text(picture):
@@ -99,8 +98,9 @@ def test_picture_when_there_is_nothing_to_draw_is_no_text(picture):
 
 def test_text_when_it_is_of_others_is_escaped_once_everywhere():
     evil = "<b>&"
-    bars = Bars(name="x", title=evil, description=evil, bars=[Bar(evil, 1.0, evil)])
-    figure = Figure(bars, ("a",), [[evil]], legend=[(evil, "red")], note=evil)
+    words = {"name": "x", "title": evil, "description": evil, "x_label": evil, "y_label": evil}
+    dots = Dots(**words, dots=[Dot(1.0, 1.0, 1.0, evil, label=evil)])
+    figure = Figure(dots, ("a",), [[evil]], legend=[(evil, "red")], note=evil)
     parts = "{{ parts.tiles([(evil, evil)]) }}{{ parts.figures([figure]) }}"
     template = '{% import "charts/parts.html" as parts %}' + parts
     shown = _environment().from_string(template).render(evil=evil, figure=figure)
@@ -119,7 +119,6 @@ def test_text_of_a_picture_when_hostile_leaves_a_file_that_can_be_read(bad):
     words = {"name": "x", "title": bad, "description": bad}
     axes = {"x_label": bad, "y_label": bad}
     for picture in (
-        Bars(**words, bars=[Bar(bad, 1.0, bad)]),
         Dots(**words, **axes, dots=[Dot(1.0, 2.0, 3.0, f"{bad}\nsecond line", label=bad)]),
         Lines(**words, **axes, series=[Series(bad, [(0.0, 1.0), (1.0, 2.0)], 1)]),
     ):
@@ -165,3 +164,18 @@ def test_spans_when_drawn_stay_on_the_paper_and_mark_moments():
     assert min(float(bar.get("width")) for bar in bars) == 2.0
     assert "killed" in drawn
     assert draw(Spans(name="s", title="t", description="d", rows=[], spans=[], x_end=1.0, x_label="s")) == ""
+
+
+def test_curves_when_each_has_its_own_x_are_joined_with_gaps():
+    xs, curves = joined({"a": [(1.0, 10.0), (3.0, 30.0)], "b": [(2.0, 20.0), (3.0, 33.0)]})
+    assert xs == [1.0, 2.0, 3.0]
+    assert curves == {"a": [10.0, None, 30.0], "b": [None, 20.0, 33.0]}
+
+
+def test_plot_when_told_to_the_script_has_all_that_it_draws():
+    curve = Curve(label="a", paint="s1", values=[1.0], unit="ms", draw="area")
+    marks = [("x", 5.0, "target")]
+    told = Plot(x_label="at", x_unit="time", xs=[5.0], curves=[curve], stacked=True, marks=marks).as_dict()
+    assert told["x"] == {"label": "at", "unit": "time", "log": False, "values": [5.0]}
+    assert [(item["as"], item["stacked"], item["unit"]) for item in told["series"]] == [("area", True, "ms")]
+    assert told["marks"] == [{"scale": "x", "at": 5.0, "label": "target"}]

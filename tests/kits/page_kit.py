@@ -33,4 +33,5 @@ class Page(html.parser.HTMLParser):
             self.crossed.append(tag)
 
     def handle_data(self, data):
-        self.said.append(data)
+        if "script" not in self.open[-1:]:
+            self.said.append(data)

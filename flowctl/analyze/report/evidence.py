@@ -6,15 +6,15 @@ are written, and ``part/whole`` is a share. A column of which no row has anythin
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from flowctl.analyze.report.answers import choice_text, evidence_text
+from flowctl.analyze.report.answers import evidence_text
 from flowctl.analyze.report.found import MEASURES, STATES, CutTable, ReportFindings, Row, json_of
-from flowctl.charts.page import Figure
-from flowctl.charts.pictures import MOST_BARS, Bar, Bars, Dot, Dots, Layer, Lines, Series, Stack
+from flowctl.charts.plots import Curve, Plot, joined
 from flowctl.charts.words import (
     count_of,
     figure,
@@ -22,9 +22,10 @@ from flowctl.charts.words import (
     ms,
     number,
     percent,
-    plural,
+    rate,
     share,
     size,
+    span,
     value_text,
     words,
 )
@@ -45,7 +46,8 @@ WORDS: Final = {
 }
 """Words of blames and verdicts in the tables, for people."""
 STATE_WORDS: Final = dict(zip(STATES, ("READY", "OVERLOADED", "SOFT_LIMIT", "HARD_LIMIT"), strict=True))
-_PAINTS: Final = dict(zip(STATES, ("var(--calm)", "var(--s4)", "var(--s2)", "var(--s6)"), strict=True))
+PAINTS: Final = dict(zip(STATES, ("calm", "s4", "s2", "s6"), strict=True))
+_MOST_BARS: Final = 16
 _LEAST_MS: Final = 0.1
 """Delays below are drawn there: a logarithmic axis has no 0."""
 _SMALLEST_TOP: Final = 0.1
@@ -67,7 +69,7 @@ class Shown(NamedTuple):
     columns: str
     note: str = ""
     folded: bool = False
-    most: int = 20  # rows
+    most: int = 100  # rows
 
 
 TABLES: Final[Mapping[str, Shown]] = {
@@ -92,8 +94,8 @@ TABLES: Final[Mapping[str, Shown]] = {
     ),
     "worst": Shown(
         "The viewers that were worst off",
-        "peer_ip stream duration_s picture_share line_of_stream trouble_ms worst_state delay_p99_ms blame close_reason "
-        "node conn_id agent",
+        "peer_ip network stream duration_s picture_share line_of_stream trouble_ms worst_state delay_p99_ms blame "
+        "close_reason node conn_id agent",
     ),
     "sets": Shown(
         "Viewers of renditions, those first that were longest in a smaller one",
@@ -102,11 +104,10 @@ TABLES: Final[Mapping[str, Shown]] = {
         folded=True,
     ),
     "whatif_choices": Shown(
-        "All choices of limits, as figures",
+        "All choices of limits",
         "choice recommended in_force on_front disconnected/viewers delay_p50_ms delay_p95_ms delay_p99_ms "
         "memory_peak_bytes dropped_share assumed_share",
         "Assumed is the share of the time that was tried beyond what was recorded; delay and drops count it too.",
-        folded=True,
         most=200,
     ),
     "abuse_scores": Shown(
@@ -125,15 +126,28 @@ TABLES: Final[Mapping[str, Shown]] = {
 }
 
 
-def cells_of(found: ReportFindings, name: str) -> tuple[list[str], list[tuple[str, ...]]] | None:
+class Cell(NamedTuple):
+    """One cell of a table: its text, what it is worth as a number, and its text of the day before."""
+
+    text: str
+    value: float | None = None
+    before: str = ""
+
+
+def cells_of(found: ReportFindings, name: str) -> tuple[list[tuple[str, str, bool]], list[Sequence[Cell]]] | None:
+    """Return the heads of a table (words, name, whether one chooses by it) and its cells; None: it has no rows."""
     rows = found.rows(name)[: TABLES[name].most]
-    cells = {column: [_cell(row, column) for row in rows] for column in TABLES[name].columns.split()}
-    heads = [column for place, (column, texts) in enumerate(cells.items()) if not place or set(texts) != {"-"}]
-    table = list(zip(*(cells[column] for column in heads), strict=True))
-    words = [_UNIT.sub("", column.replace("per_s", "per_second")).replace("_", " ") for column in heads]
-    return (words, table) if rows else None
+    cells = {column: [_cell(found, name, row, column) for row in rows] for column in TABLES[name].columns.split()}
+    there = [column for at, (column, of) in enumerate(cells.items()) if not at or {cell.text for cell in of} != {"-"}]
+    heads = [
+        (_UNIT.sub("", of.replace("per_s", "per_second")).replace("_", " "), of.replace("/", "_of_"), of in _CHOSEN_BY)
+        for of in there
+    ]
+    return (heads, list(zip(*(cells[column] for column in there), strict=True))) if rows else None
 
 
+_CHOSEN_BY: Final = ("stream", "network", "agent", "node", "blame", "verdict", "health")
+"""Columns with few values, by which people look at a part of a table."""
 _UNIT: Final = re.compile("/.*|_(ms|s|bytes)$")
 
 
@@ -146,7 +160,17 @@ def note_of(found: ReportFindings, name: str) -> str:
     return f"{told}{TABLES[name].note}".strip()
 
 
-def _cell(row: Row, column: str) -> str:
+def _cell(found: ReportFindings, name: str, row: Row, column: str) -> Cell:
+    earlier = found.before.get((name, str(row.get("key")))) if row.get("key") else None
+    before = _text(earlier, column) if earlier and column != "key" else ""
+    part, _, of = column.partition("/")
+    value = None if isinstance(row.get(part), str) or part.endswith("_id") else number(row.get(part))
+    if of and value is not None:
+        value = value / (number(row.get(of)) or math.inf)
+    return Cell(_text(row, column), None if value is None else float(f"{value:.9g}"), "" if before == "-" else before)
+
+
+def _text(row: Row, column: str) -> str:
     part, _, of = column.partition("/")
     value = row.get(part)
     if of:
@@ -172,10 +196,6 @@ def _saw(row: Row) -> str:
     saw = "" if pictures is None else "every picture, " if pictures >= 1 else f"{percent(pictures)} of the pictures, "
     time_share = (number(stays.get(most)) or 0.0) / (all_s or 1.0)
     return f"{saw}{percent(time_share)} of the time in {words(most, 40)}" if most else "-"
-
-
-def _marks(row: Row) -> str:
-    return " and ".join(name.replace("_", " ") for name in ("recommended", "in_force") if row.get(name))
 
 
 class _Barred(NamedTuple):
@@ -216,100 +236,106 @@ _BARS: Final[Mapping[str, _Barred]] = {
 """Name of a table -> how it is drawn."""
 
 
-def bars(found: ReportFindings, name: str) -> Figure | None:
+class Shot(NamedTuple):
+    """A picture with its figures as a table: bars (label, per cent of the longest, text, colour), or a plot."""
+
+    name: str  # unique on the page
+    title: str
+    description: str  # what is to be seen, for readers who cannot see it
+    bars: Sequence[tuple[str, float, str, str]] = ()
+    plot: Plot | None = None
+    figures: tuple[Sequence[str], Sequence[Sequence[str]]] | None = None  # heads and rows; None: as the plot has them
+    note: str = ""
+
+
+def bars(found: ReportFindings, name: str) -> Shot | None:
     """Return a table of counts as bars; None: there are none."""
-    look = _BARS[name]
-    drawn = []
-    for row in [row for row in found.rows(name) if number(row.get(look.value))][: MOST_BARS - 1]:
+    look, drawn = _BARS[name], []
+    rows = [(row, value) for row in found.rows(name) if (value := number(row.get(look.value)))][:_MOST_BARS]
+    # As long as nodes are full, not as long as the fullest is.
+    most = max([value for _, value in rows] + [1.0] * (name == "capacity_nodes"), default=1.0)
+    for row, value in rows:
         paint = look.paints.get(str(row.get(look.by)), "7") if look.by else "1"
         label = words(WORDS.get(str(row.get(look.label)), row.get(look.label)), 48)
-        drawn.append(Bar(label, number(row[look.value]) or 0.0, fill_template(look.text, row), f"var(--s{paint})"))
-    if not drawn:
-        return None
-    if name == "capacity_nodes":  # as long as nodes are full, not as long as the fullest is
-        drawn.insert(0, Bar("full", 1.0, "100 %", "var(--quiet)"))
-    said = ". ".join(f"{bar.label}: {bar.text}" for bar in drawn)
-    return Figure(Bars(name=name.replace("_", "-"), title=look.title, description=said, bars=drawn), note=look.note)
+        drawn.append((label, round(max(value / most, 0.003) * 100, 1), fill_template(look.text, row), f"s{paint}"))
+    said = ". ".join(f"{label}: {text}" for label, _, text, _ in drawn)
+    return Shot(name.replace("_", "-"), look.title, said, drawn, note=look.note) if drawn else None
 
 
-def delays(found: ReportFindings) -> Figure | None:
+def delays(found: ReportFindings) -> Shot | None:
     titles = {"delay_p50_ms": ("its median delay", 1), "delay_p95_ms": ("its p95", 2), "delay_p99_ms": ("its p99", 6)}
-    series = [
-        Series(label, [(max(value, _LEAST_MS), part * 100) for value, part in found.curves[name]], colour, steps=True)
-        for name, (label, colour) in titles.items()
-        if found.curves.get(name)
-    ]
-    marks = (50, 90, 95, 99, 100)
-    rows = [
-        [one.label, *(ms(next((x for x, y in one.points if y >= mark - 1e-9), None)) for mark in marks)]
-        for one in series
-    ]
-    said = ". ".join(f"{row[0]}: at most {row[1]} for half of the viewers, {row[4]} for 99 %" for row in rows)
-    chart = Lines(
-        name="delays", title="How late were viewers?", description=said, series=series, x_label="delay in ms",
-        y_label="viewers for whom it is at most that", x_log=True, y_top=100, y_text=lambda value: f"{value:.0f} %",
-    )  # fmt: skip
-    return Figure(chart, ("of each viewer", *(f"{mark} % of viewers" for mark in marks)), rows) if series else None
-
-
-def states(found: ReportFindings) -> Figure | None:
-    rows = found.moments
-    if not rows:
+    there = {name: found.curves[name] for name in titles if found.curves.get(name)}
+    if not there:
         return None
-    begins_s, length_s = [number(row["from_s"]) or 0.0 for row in rows], rows[0]["length_s"]
-    stamps = [f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}" for at_s in begins_s]
-    ends_s = [at_s + length_s - begins_s[0] for at_s in begins_s]
-    unit_s, unit = next(item for item in _UNITS_S if ends_s[-1] > item[0] * 4 or item[0] == 60)
-    shares = {state: [number(row.get(state)) or 0.0 for row in rows] for state in STATES}
+    xs, curves = joined({name: [(max(x, _LEAST_MS), y) for x, y in points] for name, points in there.items()})
+    shares = (0.5, 0.9, 0.95, 0.99, 1)
+    rows = [
+        [titles[name][0], *(ms(next((x for x, y in points if y >= mark - 1e-9), None)) for mark in shares)]
+        for name, points in there.items()
+    ]
+    target_ms = number((found.totals or {}).get("target_delay_ms"))
+    plot = Plot(
+        x_label="delay", x_unit="ms", xs=xs, x_log=True, tops={"share": 1.0},
+        curves=[Curve(label=titles[of][0], paint=f"s{titles[of][1]}", values=ys, unit="share")
+                for of, ys in curves.items()],
+        marks=[("x", target_ms, f"target {ms(target_ms)}")] if target_ms else (),
+    )  # fmt: skip
+    said = ". ".join(f"{row[0]}: at most {row[1]} for half of the viewers, {row[4]} for 99 %" for row in rows)
+    heads = ("of each viewer", *(f"{percent(mark)} of viewers" for mark in shares))
+    note = "Up the page: the share of the viewers for whom it is at most that."
+    return Shot("delays", "How late were viewers?", said, plot=plot, figures=(heads, rows), note=note)
+
+
+def _over_time(
+    found: ReportFindings, layers: Sequence[tuple[str, str, Sequence[float]]], unit: str, top: float
+) -> Plot:
+    """Return areas on top of each other; the last place along time is as long as the others."""
+    xs = [number(row["from_s"]) or 0.0 for row in found.moments]
+    curves = [Curve(label=of, paint=paint, values=[*ys, ys[-1]], unit=unit, draw="area") for of, paint, ys in layers]
+    tops, ends = {unit: top} if top else None, [*xs, xs[-1] + found.moments[-1]["length_s"]]
+    return Plot(x_label="time (UTC)", x_unit="time", xs=ends, stacked=True, tops=tops, curves=curves)
+
+
+def figures_of(plot: Plot) -> tuple[list[str], list[list[str]]]:
+    """Return what a plot draws as a table: heads and rows."""
+    values = zip(plot.xs, *(curve.values for curve in plot.curves), strict=True)
+    units = [plot.x_unit, *(curve.unit for curve in plot.curves)]
+    rows = [[_WRITE[unit](value) for unit, value in zip(units, row, strict=True)] for row in values]
+    return [plot.x_label, *(curve.label for curve in plot.curves)], rows[:-1] if plot.stacked else rows
+
+
+def _stamp(at_s: float) -> str:
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+_WRITE: Final[Mapping[str, Callable[[Any], str]]] = {
+    "time": _stamp, "count": figure, "share": percent, "ms": ms, "bytes": size, "bits": rate,
+}  # fmt: skip
+
+
+def crowd(found: ReportFindings) -> Shot | None:
+    """Return how many viewers each stream had over time."""
+    if not found.moments or not found.streams:
+        return None
+    paints = [*(f"s{number}" for number in (1, 2, 3, 4, 5, 6, 8)), "quiet"]
+    layers = [(words(name, 40), paint, of) for (name, of), paint in zip(found.streams.items(), paints, strict=False)]
+    at = max(found.moments, key=lambda row: number(row.get("viewers")) or 0.0)
+    said = f"Most at {_stamp(at['from_s'])}: {figure(at.get('viewers'))}, the mean of {span(at['length_s'])}."
+    plot = _over_time(found, layers, "count", 0.0)
+    return Shot("crowd", "How many viewers had each stream?", said, plot=plot, note=said)
+
+
+def states(found: ReportFindings) -> Shot | None:
+    if not found.moments:
+        return None
+    shares = {state: [number(row.get(state)) or 0.0 for row in found.moments] for state in STATES}
     trouble = [sum(values) for values in zip(*(shares[state] for state in STATES[1:]), strict=True)]
     worst = max(trouble)
     top = min(1.0, max(_SMALLEST_TOP, worst * 1.15))
-    chart = Stack(
-        name="states",
-        title="When were viewers in trouble?",
-        description=f"At worst, at {stamps[trouble.index(worst)]}, {percent(worst)} of their time was not READY.",
-        xs=[(end_s - length_s) / unit_s for end_s in ends_s],
-        x_end=ends_s[-1] / unit_s,
-        # Trouble at the bottom, where it can be compared; READY fills the rest of what is shown.
-        layers=[Layer(STATE_WORDS[name], _PAINTS[name], shares[name]) for name in (*STATES[:0:-1], "ready")],
-        y_top=top,
-        x_label=f"{unit} since {stamps[0]} UTC",
-        y_label="share of the viewers' time",
-        y_text=percent,
-        more=[f"viewers: {figure(row.get('viewers'))}" for row in rows],
-    )
-    cells = [
-        [stamp, figure(row.get("viewers")), *(percent(row.get(name)) for name in STATES)]
-        for stamp, row in zip(stamps, rows, strict=True)
-    ]
-    note = "" if top == 1.0 else f"The axis ends at {percent(top)}; all that is not shown is READY."
-    legend = [(STATE_WORDS[name], _PAINTS[name]) for name in STATES]
-    return Figure(chart, ("from (UTC)", "viewers", *STATE_WORDS.values()), cells, legend, note)
-
-
-_UNITS_S: Final = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
-
-
-def front(found: ReportFindings) -> Figure | None:
-    dots = []
-    for row in found.rows("whatif_choices"):
-        x, y, label = number(row.get("disconnected_share")), number(row.get("delay_p95_ms")), _marks(row)
-        if x is None or y is None:
-            continue
-        memory = max(number(row.get("memory_peak_bytes")) or 0.0, 0.0)
-        paint = "var(--s1)" if row.get("on_front") else "var(--quiet)"
-        paint = "var(--s3)" if row.get("recommended") else "var(--s4)" if row.get("in_force") else paint
-        said = f"disconnected: {percent(x)}\ndelay p95: {ms(y)}\nmemory: {size(memory)}"
-        title = f"{label or 'choice'}: {choice_text(row)}\n{said}"
-        dots.append(Dot(x, y, memory, title, paint, label, bool(row.get("on_front"))))
-    if not dots:
-        return None
-    marked = [dot.title.replace("\n", ", ") for dot in dots if dot.label]
-    chart = Dots(
-        name="front", title="Which limits: disconnects against delay",
-        description=". ".join([plural(len(dots), "choice"), *marked]), dots=dots, x_label="viewers disconnected",
-        y_label="delay p95 in ms", x_text=percent,
-    )  # fmt: skip
-    legend = [("nothing else is better in every respect", "var(--s1)"), ("beaten by another choice", "var(--quiet)")]
-    legend += [("in force", "var(--s4)"), ("recommended", "var(--s3)")]
-    return Figure(chart, legend=legend, note="The area of a dot is the memory that the choice needs.")
+    # Trouble at the bottom, where it can be compared; READY fills the rest of what is shown.
+    layers = [(STATE_WORDS[name], PAINTS[name], shares[name]) for name in (*STATES[:0:-1], "ready")]
+    at = _stamp(found.moments[trouble.index(worst)]["from_s"])
+    said = f"At worst, at {at}, {percent(worst)} of their time was not READY."
+    note = "" if top == 1.0 else f" The axis ends at {percent(top)}; all that is not shown is READY."
+    plot = _over_time(found, layers, "share", top)
+    return Shot("states", "When were viewers in trouble?", said, plot=plot, note=f"{said}{note}")

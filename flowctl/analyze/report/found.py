@@ -79,7 +79,8 @@ class ReportFindings:
     window: str = ""
     jobs: Mapping[str, Row] = field(default_factory=dict)  # name -> what became of it, as in ``summary.json``
     # Connections, span_s and drawn_share of all sessions, and of how many viewers the address is `listed` in bans;
-    # viewers, plays, troubled, play_s and sent_bytes of the row of all of `experience`. None: no sessions.
+    # the usual target_delay_ms; viewers, plays, troubled, play_s and sent_bytes of the row of all of `experience`.
+    # None: no sessions.
     totals: Row | None = None
     # Name (see `MEASURES`) -> figure over viewers (see `measured`)
     measures: Mapping[str, Row] = field(default_factory=dict)
@@ -88,6 +89,9 @@ class ReportFindings:
     # Name (see `flowctl.analyze.report.evidence`) -> its first rows
     tables: Mapping[str, CutTable] = field(default_factory=dict)
     moments: Sequence[Row] = ()  # rows over time: from_s (Unix time), length_s, shares of the states, viewers
+    streams: Mapping[str, Sequence[float]] = field(default_factory=dict)  # name -> its viewers in each of these rows
+    # (Dimension, key) -> its row of `experience` a day earlier; where the results do not have that day, nothing
+    before: Mapping[tuple[str, str], Row] = field(default_factory=dict)
     # Whole days since the first record -> most viewers at once on that day
     peaks: Mapping[int, float] = field(default_factory=dict)
     # Name of a job -> which of its tables could not be read, and why

@@ -32,10 +32,12 @@ from flowctl.core.text.printable import foreign
 from flowctl.reasons import SLOW_ENDS
 from flowctl.records.telemetry.schema import VIEWING
 
-MOST_ROWS: Final = 20
-"""Most rows of a table on the page, as a person reads them. The whole table lies beside as Parquet."""
+MOST_ROWS: Final = 100
+"""Most rows of a table on the page, as a person looks through them. The whole table lies beside as Parquet."""
 MOST_MOMENTS: Final = 120
 """Most places along time: each is five pixels of a wide picture."""
+MOST_STREAMS: Final = 7
+"""Most streams with a colour of their own; all others are one."""
 LEAST_STAY_S: Final = 2.0
 """Least stay of a viewer in a distribution over viewers: a shorter one has a sample or two, of its join."""
 MOST_SAMPLED: Final = 300_000
@@ -164,7 +166,8 @@ def gather(
         rows = [row for row in cuts["ingest"].rows if row.get("peer_ip") not in listed]
         cuts["ingest"] = CutTable(rows, cuts["ingest"].total - len(cuts["ingest"].rows) + len(rows))
     viewers = read("sessions", "sessions", lambda: _viewers(tables, cuts.get("all", CutTable()).rows, listed)) or {}
-    fields = viewers | (read("fleet", "fleet_streams", lambda: _over_time(tables)) or {})
+    named = [str(row["key"]) for row in cuts.get("stream", CutTable()).rows if row["key"]][:MOST_STREAMS]
+    fields = viewers | (read("fleet", "fleet_streams", lambda: _over_time(tables, named)) or {})
     books = _books(jobs, accounts, missing)
     cuts |= fields.get("tables", {}) | {name: CutTable(rows, len(rows)) for name, rows in books.items()}
     made_at = datetime.now(UTC)
@@ -191,7 +194,7 @@ _CURVES: Final = ("delay_p50_ms", "delay_p95_ms", "delay_p99_ms")
 _TIMES: Final = ["opened_at", "closed_at", "seen_at"]
 _NUMBERS: Final = [
     *("duration_s", "play_s", "trouble_ms", "line_of_stream", "first_frame_ms", "pictures_wanted", "sampled_ms"),
-    *("set_s", "switches"),
+    *("set_s", "switches", "target_delay_ms"),
     *(*(name for name, known in MEASURES.items() if known.kind == "ratio"), *_CURVES),
 ]
 _COLUMNS: Final = (
@@ -223,7 +226,9 @@ def _viewers(tables: Tables, whole: Sequence[Row], listed: Listed) -> dict[str, 
     }
     told = {name: (tally / drawn).round().reset_index(name="count") for name, tally in tallies.items()}
     cuts = {name: CutTable(rows_of(rows.head(200)), len(rows)) for name, rows in told.items()}
-    cuts["worst"] = CutTable(rows_of(first(honest, ("cut_slow", "trouble_ms", "delay_p99_ms"))), len(honest))
+    worst = first(honest, ("cut_slow", "trouble_ms", "delay_p99_ms"))
+    worst = worst.assign(network=[_networks_of(str(address))[1] for address in worst["peer_ip"]])
+    cuts["worst"] = CutTable(rows_of(worst), len(honest))
     sets = viewers[~bad & (viewers["set_s"] > 0)]
     cuts["renditions"] = _renditions(sets["renditions"], drawn)
     smaller = sets.assign(smaller_s=sets["set_s"] * sets["smaller_rendition_share"])
@@ -243,6 +248,7 @@ def _viewers(tables: Tables, whole: Sequence[Row], listed: Listed) -> dict[str, 
     totals = {"connections": round(len(frame) / drawn), "span_s": span_s, "drawn_share": drawn}
     totals["people"] = round(float(at_once(there, "address").sum()) / drawn)
     totals["listed"] = round(int(bad.sum()) / drawn)
+    totals["target_delay_ms"] = number(stayed["target_delay_ms"].median())
     for row in whole:
         totals |= {"play_s": (number(row.get("play_hours")) or 0.0) * 3600}
         totals |= {name: row.get(name) for name in ("viewers", "plays", "troubled", "sent_bytes")}
@@ -389,27 +395,37 @@ def _student(freedom: float) -> float:
 # ------------------------------------------------------------------------------------------------ over time
 
 
-def _over_time(tables: Tables) -> dict[str, Any]:
-    """Return `fleet_streams` over time: the fields `moments` and `peaks` of `ReportFindings`; {}: there is nothing."""
+def _over_time(tables: Tables, named: Sequence[str]) -> dict[str, Any]:
+    """Return `fleet_streams` over time: `moments`, `streams`, `peaks` of `ReportFindings`; {}: there is nothing."""
     states = [f"share_{state}" for state in STATES]
     sums = pd.DataFrame()
-    for frame in tables.batches("fleet_streams", ("minute", "viewers", *states), "minute"):
+    for frame in tables.batches("fleet_streams", ("minute", "app", "stream", "viewers", *states), "minute"):
         values = frame[["viewers", *states]].astype(float)
         values = values.where(values.abs() <= _MOST_FIGURE)
         values[states] = values[states].mul(values["viewers"], axis=0)
-        part = values.groupby(pd.to_datetime(frame["minute"], utc=True, errors="coerce")).sum()
+        keys = frame["app"].fillna("").str.cat(frame["stream"].fillna(""), "/")
+        minutes = pd.to_datetime(frame["minute"], utc=True, errors="coerce").rename("minute")
+        part = values.groupby([minutes, keys.where(keys.isin(named), "all others").rename("name")]).sum()
         sums = part if sums.empty else sums.add(part, fill_value=0.0)
     if sums.empty:
         return {}
-    began, viewers = sums.index.min(), sums["viewers"]
-    ages_s = pd.Index((sums.index - began).total_seconds())
+    of_all = sums.groupby(level="minute").sum()
+    began, viewers = of_all.index.min(), of_all["viewers"]
+    ages_s = pd.Index((of_all.index - began).total_seconds())
     length_s = next((step for step in _STEPS_S if (ages_s.max() + 60) / step <= MOST_MOMENTS), _STEPS_S[-1])
-    placed = sums.groupby(ages_s // length_s * length_s)
+    placed = of_all.groupby(ages_s // length_s * length_s)
     moments = placed[states].sum().rename(columns=dict(zip(states, STATES, strict=True))).head(MOST_MOMENTS)
     moments = moments.div(moments.sum(axis=1).replace(0, math.nan), axis=0).assign(viewers=placed["viewers"].mean())
     moments = moments.assign(from_s=moments.index + began.timestamp(), length_s=float(length_s))
+    each = (
+        sums.pivot_table("viewers", "minute", "name", fill_value=0.0)
+        .groupby(ages_s // length_s * length_s)
+        .mean()
+        .head(MOST_MOMENTS)
+    )
+    streams = {name: each[name].round(2).tolist() for name in (*named, "all others") if name in each}
     # A day that was not recorded to its end has not had its peak: taken in, it would make a trend.
     whole_days = (ages_s.max() + 3600) // 86400
     days = viewers.groupby(ages_s // 86400).max().to_dict()
     peaks = {int(day): float(most) for day, most in days.items() if day < whole_days}
-    return {"moments": rows_of(moments), "peaks": peaks}
+    return {"moments": rows_of(moments), "streams": streams, "peaks": peaks}

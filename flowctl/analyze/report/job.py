@@ -11,23 +11,26 @@ from typing import Any, Final, NamedTuple
 
 from flowctl.analyze.job import AnalysisJob, JobAnswer, Parts
 from flowctl.analyze.record import RECORD_FILE
-from flowctl.analyze.report.answers import answers, recorded
-from flowctl.analyze.report.evidence import TABLES, bars, cells_of, delays, front, note_of, states
+from flowctl.analyze.report.answers import Advice, answers, recorded
+from flowctl.analyze.report.evidence import TABLES, Shot, bars, cells_of, crowd, delays, figures_of, note_of, states
 from flowctl.analyze.report.found import FORMAT, MEASURES, ReportFindings, json_of, measured
 from flowctl.analyze.report.gather import Tables, gather
-from flowctl.charts.page import Figure, page
-from flowctl.charts.words import figure, size, span
+from flowctl.charts.page import page
+from flowctl.charts.words import count_of, figure, plural, share, size, span, value_text
 
-_KINDS: Final = {"act": "bad", "fine": "good", "unknown": "doubt"}
 _ASKED: Final = {
     "limits": "Which limits?",
     "bans": "Whom to keep out?",
     "capacity": "How many more viewers?",
     "calls": "Whom to call?",
-    "network": "Whom to call? A network",
-    "publisher": "Whom to call? A publisher",
-    "node": "Whom to call? Who looks after a node",
 }
+CAUSES: Final = {
+    "Viewers' own lines": (("limits", "network"), ("viewer_link", "policy")),
+    "Streams that come to us badly": (("publisher",), ("publisher_burst",)),
+    "Our own servers": (("capacity", "node"), ("server_loop",)),
+    "Peers that mean harm": (("bans",), ()),
+}
+"""Cause of trouble -> the answers that are about it, and the blames of viewers that it is behind."""
 
 
 class Section(NamedTuple):
@@ -35,21 +38,21 @@ class Section(NamedTuple):
 
     title: str
     job: str  # whose results it shows; where there are none it says why
-    pictures: Sequence[str | Callable[[ReportFindings], Figure | None]] = ()
+    pictures: Sequence[str | Callable[[ReportFindings], Shot | None]] = ()
     tables: Sequence[str] = ()
 
 
 SECTIONS: Final = {
     "do": Section("What to do", ""),
     "felt": Section(
-        "What viewers felt", "sessions", (delays, "pictures", "renditions"),
+        "What viewers felt", "sessions", (crowd, delays, "pictures", "renditions"),
         ("all", "sets", "stream", "application", "network", "node", "agent"),
     ),
     "trouble": Section(
         "When was trouble, and whose fault was it?", "sessions", (states, "blames", "closes"),
         ("worst", "ingest"),
     ),
-    "limits": Section("What does the choice of limits rest on?", "whatif", (front,), ("whatif_choices",)),
+    "limits": Section("What does the choice of limits rest on?", "whatif", (), ("whatif_choices",)),
     "bans": Section("Who behaved badly?", "abuse", (), ("abuse_scores",)),
     "capacity": Section("How full are the nodes?", "capacity", ("capacity_nodes",), ("capacity_nodes",)),
     "read": Section(
@@ -65,6 +68,7 @@ def render(findings: ReportFindings) -> str:
         "analyze/report/report.html",
         title=f"What the servers saw: {findings.events}",
         found=findings,
+        figures_of=figures_of,
         failed=[(name, f"{note.get('message')} {note.get('hint') or ''}") for name, note in failed],
         sections=[_section(findings, name, section) for name, section in SECTIONS.items()],
     )
@@ -78,34 +82,71 @@ def _section(findings: ReportFindings, name: str, section: Section) -> dict[str,
         "capacity": str(findings.summary("capacity").get("answer") or ""),
         "read": "" if findings.rows("aside") else "Nothing was set aside.",
     }
+    advised = answers(findings) if name == "do" else []
     made: dict[str, Any] = {
         "said": said.get(name),
-        "advice": [(_ASKED[item.about], _KINDS[item.kind], item) for item in answers(findings)] if name == "do" else (),
+        "causes": _causes(findings, advised),
+        "quiet": [(kind, [(_ASKED[item.about], item) for item in advised if item.kind == kind])
+                  for kind in ("fine", "unknown")] if advised else (),
         "tiles": _tiles(findings) if name == "felt" else (),
         "figures": [item for item in drawn if item is not None],
         "tables": [table for item in section.tables if (table := _table(findings, item))],
-    }
+    }  # fmt: skip
     made["said"] = made["said"] if any(made.values()) else findings.why_not(section.job)
     return {"name": name, "title": section.title, **made}
+
+
+def _causes(findings: ReportFindings, advised: Sequence[Advice]) -> list[tuple[str, str, list[Advice]]]:
+    """Return what is behind the trouble, how many viewers it has made, and the advice: what most suffer from first."""
+    blames = {row.get("blame"): count_of(row.get("count")) for row in findings.rows("blames")}
+    found = [
+        (
+            sum(blames.get(blame, 0) for blame in behind),
+            cause,
+            [x for x in advised if x.kind == "act" and x.about in of],
+        )
+        for cause, (of, behind) in CAUSES.items()
+    ]
+    found.sort(key=lambda item: -item[0])
+    of_all = plural(sum(blames.values()), "viewer")
+    return [
+        (cause, f"behind {count:,} of {of_all} in trouble" if count else "", advice)
+        for count, cause, advice in found
+        if advice
+    ]
 
 
 def _table(findings: ReportFindings, name: str) -> dict[str, Any] | None:
     shown, cells = TABLES[name], cells_of(findings, name)
     if cells is None:
         return None
-    heads, rows = cells
-    return {"title": shown.title, "folded": shown.folded, "note": note_of(findings, name), "heads": heads, "rows": rows}
+    told = {"name": name, "title": shown.title, "folded": shown.folded, "note": note_of(findings, name)}
+    return told | {"heads": cells[0], "rows": cells[1]}
 
 
-def _tiles(findings: ReportFindings) -> list[tuple[str, str]]:
-    totals, known = findings.totals or {}, findings.measures
+def _tiles(findings: ReportFindings) -> list[tuple[str, str, str]]:
+    """Return the label, the value and the value of the day before of each figure that one looks for first."""
+    totals, known, earlier = findings.totals or {}, findings.measures, findings.before.get(("all", "all"), {})
     if "viewers" not in totals:
         return []
+
+    def before(name: str, of: str = "") -> str:
+        if earlier.get(name) is None:
+            return ""
+        return share(earlier[name], earlier.get(of), brief=True) if of else value_text(name, earlier[name])
+
     figured = [
-        (item.words, measured(name, known[name])) for name, item in MEASURES.items() if item.tile and name in known
+        (item.words, measured(name, known[name]), before(name, item.of if item.kind == "share" else ""))
+        for name, item in MEASURES.items()
+        if item.tile and name in known
     ]
-    first = [("viewers", figure(totals.get("viewers"))), ("watched, all together", span(totals.get("play_s")))]
-    return [*first, *figured, ("sent", size(totals.get("sent_bytes")))]
+    played = earlier.get("play_hours")
+    return [
+        ("viewers", figure(totals.get("viewers")), before("viewers")),
+        ("watched, all together", span(totals.get("play_s")), span(played * 3600) if played else ""),
+        *figured,
+        ("sent", size(totals.get("sent_bytes")), before("sent_bytes")),
+    ]
 
 
 REPORT_FILE: Final = "report.html"

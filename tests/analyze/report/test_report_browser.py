@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -9,11 +10,12 @@ import subprocess
 
 import install_browser
 import pytest
-from report_kit import NASTY, empty, found_of
+from report_kit import NASTY, empty, felt, found_of, session, tables_of
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from flowctl.analyze.report.job import render
 
@@ -57,8 +59,8 @@ def test_report_when_opened_in_a_browser_is_quiet_and_asks_for_nothing(tmp_path)
     visit = Visit(tmp_path / "report", render(found_of(tmp_path / "r", text=NASTY)))
     assert visit.console == []
     assert set() == visit.requests
-    assert visit.dom.count("<svg") == 7
-    assert "<script" not in visit.dom
+    assert visit.dom.count("<canvas") == visit.dom.count("data-plot=") == 3
+    assert visit.dom.count("<script") == 3
     assert "<img" not in visit.dom
 
 
@@ -141,6 +143,67 @@ def test_page_when_looked_at_fits_phones_darkness_and_keys(driver, tmp_path):
     link = driver.find_element("css selector", "nav a[href='#read']")
     link.send_keys(Keys.ENTER)
     assert driver.current_url.endswith("#read")
+
+
+BLANK = """
+return [...document.querySelectorAll('canvas')].filter(canvas => {
+    const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+    return new Set(new Uint32Array(data.buffer)).size < 10;
+}).length;
+"""
+"""How many charts have nothing drawn on them."""
+
+
+def test_page_when_used_draws_sorts_searches_filters_and_gives_a_file(driver, tmp_path):
+    page = tmp_path / "page.html"
+    tables = tables_of("=evil,1")
+    tables["sessions"] += [session(10 * number, stream="other", trouble_ms=5e5 + number) for number in range(3)]
+    page.write_text(render(found_of(tmp_path / "r", tables)), "utf-8")
+    driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    driver.get(page.as_uri())
+    assert driver.execute_script("return document.querySelectorAll('[data-plot] canvas').length") == 3
+    assert driver.execute_script(BLANK) == 0
+    table = driver.find_element("css selector", "table[data-name=worst]")
+
+    def cells(name):
+        place = "[...arguments[0].tHead.rows[0].cells].findIndex(head => head.dataset.name === arguments[1])"
+        script = f"const at = {place}; return [...arguments[0].tBodies[0].rows].filter(row => !row.hidden)"
+        return driver.execute_script(
+            f"{script}.map(row => row.cells[at].dataset.v || row.cells[at].textContent)", table, name
+        )
+
+    everyone = cells("trouble_ms")
+    table.find_element("css selector", "th[data-name=trouble_ms] button").send_keys(Keys.ENTER)
+    assert cells("trouble_ms") == sorted(everyone, key=float, reverse=True)
+    table.find_element("css selector", "th[data-name=trouble_ms] button").send_keys(Keys.ENTER)
+    assert cells("trouble_ms") == sorted(everyone, key=float)
+    section = table.find_element("xpath", "./ancestor::section")
+    search = section.find_element("css selector", "input")
+    search.send_keys("OTHER")
+    assert cells("stream") == ["live/other"] * 3
+    search.send_keys(Keys.BACKSPACE * 5)
+    assert len(cells("stream")) == len(everyone)
+    Select(section.find_element("css selector", "select[aria-label=stream]")).select_by_visible_text("live/s2=evil,1")
+    assert set(cells("stream")) == {"live/s2=evil,1"}
+    assert len(cells("stream")) < len(everyone)
+    section.find_element("css selector", "button[title]").click()
+    WebDriverWait(driver, 30).until(lambda _: (tmp_path / "worst.csv").exists())
+    rows = list(csv.DictReader((tmp_path / "worst.csv").read_text("utf-8").splitlines()))
+    assert [float(row["trouble_ms"]) for row in rows] == [float(cell) for cell in cells("trouble_ms")]
+    assert {row["stream"] for row in rows} == {"live/s2=evil,1"}
+    assert driver.get_log("browser") == []
+
+
+def test_file_of_a_table_when_a_name_is_a_formula_has_it_as_text(driver, tmp_path):
+    page = tmp_path / "page.html"
+    rows = [felt("stream", name, 40 - at) for at, name in enumerate(("=1+1", '+a"b', "plain"))]
+    page.write_text(render(found_of(tmp_path / "r", {"experience": rows}, {})), "utf-8")
+    driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    driver.get(page.as_uri())
+    driver.find_element("css selector", ".tools button").click()
+    WebDriverWait(driver, 30).until(lambda _: (tmp_path / "stream.csv").exists())
+    found = list(csv.DictReader((tmp_path / "stream.csv").read_text("utf-8").splitlines()))
+    assert [(row["key"], row["viewers"]) for row in found] == [("'=1+1", "40"), ("'+a\"b", "39"), ("plain", "38")]
 
 
 def test_looks_when_a_page_is_faint_and_wide_find_it(driver, tmp_path):
