@@ -9,26 +9,25 @@ by the answer.
 
 from __future__ import annotations
 
+import datetime as dt
 import enum
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from flowctl.analyze.engine import DUCKDB, running
 from flowctl.analyze.engine import functions as f
 from flowctl.analyze.records.place import literal
+from flowctl.analyze.records.window import Hour, Window, end_of, hour_of
 
 if TYPE_CHECKING:
-    import datetime as dt
-
     import pandas as pd
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from flowctl.analyze.records.place import RecordPlace
     from flowctl.analyze.records.read import Read
-    from flowctl.analyze.records.window import Hour
 
     Records = Read
 
@@ -135,6 +134,21 @@ class Parts:
         place = self.staging if self.staging.exists(name) else self.place
         path = place.path(name)
         return self.spark.read.parquet(path if running() == DUCKDB else literal(path))
+
+    def day_before(self) -> Parts | None:
+        """Return the same hours of the day before; None: none is kept, or the window is of more than a day."""
+        end = self.until or (self.newest and end_of(hour_of(self.newest)))
+        if self.since is None or end is None or end - self.since > dt.timedelta(hours=25):  # --since 24h has 25
+            return None
+        since, until = (moment - dt.timedelta(days=1) for moment in (self.since, end))
+        window = Window(since, until)
+        hours = {
+            name: (part, [hour for hour in self.before[name] if window.meets(hour)])
+            for name, (part, _) in self.hours.items()
+        }
+        if not any(there for _, there in hours.values()):
+            return None
+        return replace(self, since=since, until=until, newest=until, hours=hours, before=dict.fromkeys(hours, ()))
 
     def write(self, name: str, frame: DataFrame | pd.DataFrame | pa.Table, columns: Mapping[str, str]) -> str:
         """Write a result table (Parquet, zstd) with these columns and types, and return its path."""

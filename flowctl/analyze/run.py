@@ -636,8 +636,13 @@ class _AnalysisRun:
             accounts=self._accounts(hours),
             notes=notes,
             hours={name: (self.wanted[name][0], lies) for name, lies in there.items()},
-            before={name: [hour for hour, item in self._before(hours) if item.size_bytes(name)] for name in names},
+            before={name: self._earlier(name, hours) for name in names},
         )
+
+    def _earlier(self, name: str, hours: Sequence[Hour]) -> list[Hour]:
+        """Return the hours before these in which a part has rows; one made otherwise may have other columns."""
+        made_with, before = self._made_with(name), self._before(hours)
+        return [hour for hour, item in before if item.size_bytes(name) and item.parts[name].made_with == made_with]
 
     def _fit(self, spark: SparkSession, size_bytes: int) -> None:
         if running() != DUCKDB:

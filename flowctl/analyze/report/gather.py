@@ -158,6 +158,8 @@ def gather(
     cuts: dict[str, CutTable] = {}
     for name, top in TOPS.items():
         cuts |= read(top.job, name, functools.partial(tables.top, name, top)) or {}
+    earlier = read("experience", "experience_before", lambda: list(tables.batches("experience_before"))) or []
+    before = {(str(row["by"]), str(row["key"])): row for rows in map(rows_of, earlier) for row in rows}
     if (bans := read("abuse", "bans.jsonl", lambda: tables.place.read_text("bans.jsonl"))) is not None:
         lines = sorted(map(json_of, bans.split("\n")), key=lambda row: -(number(row.get("score")) or 0.0))
         cuts["bans"] = CutTable(list(filter(None, lines)))
@@ -171,9 +173,8 @@ def gather(
     books = _books(jobs, accounts, missing)
     cuts |= fields.get("tables", {}) | {name: CutTable(rows, len(rows)) for name, rows in books.items()}
     made_at = datetime.now(UTC)
-    return ReportFindings(
-        events=events, made_at=made_at, window=window, jobs=jobs, missing=missing, **fields | {"tables": cuts}
-    )
+    told: dict[str, Any] = {"events": events, "made_at": made_at, "window": window, "jobs": jobs, "missing": missing}
+    return ReportFindings(**told, before=before, **fields | {"tables": cuts})
 
 
 def _books(jobs: Mapping[str, Any], accounts: Sequence[Row], missing: Mapping[str, str]) -> dict[str, Sequence[Row]]:

@@ -228,6 +228,8 @@ def experience(parts: Parts) -> DataFrame:
 def answer(parts: Parts, _: Any = None) -> JobAnswer:
     rows = typed(experience(parts), COLUMNS).toArrow()  # some hundred
     parts.write("experience", rows, COLUMNS)
+    if earlier := parts.day_before():
+        parts.write("experience_before", typed(experience(earlier), COLUMNS).toArrow(), COLUMNS)
     health = Observation()
     counts = (f.count_if(f.col("health") == word).alias(word) for word in ingest.HEALTH)
     parts.write("ingest", ingest.ingest(parts).observe(health, *counts), ingest.COLUMNS)
@@ -249,6 +251,6 @@ JOB: Final = AnalysisJob(
         ),
     ),
     uses=("sessions", "open_sessions"),
-    results=("experience", "ingest"),
+    results=("experience", "experience_before", "ingest"),
     answer=answer,
 )

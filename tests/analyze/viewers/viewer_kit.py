@@ -115,6 +115,9 @@ class HeldParts:
         self.results[name] = kept.localCheckpoint()
         return name
 
+    def day_before(self) -> None:
+        return None
+
     def result(self, name: str):
         return self.results[name]
 
