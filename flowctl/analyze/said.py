@@ -6,23 +6,30 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.analyze.records.accounts import Accounts
-from flowctl.charts.words import fill_template, plural, words
+from flowctl.charts.words import FEW, count_of, figure, fill_template, plural, sentences, words
 
 if TYPE_CHECKING:
     from flowctl.analyze.run import AllResult
 
 ANSWERS: Final = {
-    "sessions": "{sessions}, {open} of them open; {in_trouble} in trouble, by cause: {causes}",
-    "experience": "{viewers}, {peak_viewers} at once; of {attempts} {start_failures} failed to start, "
-    "{exits_before_start} left before; first frame sent {first_frame_p50_ms} after it was asked for, delay p95 "
-    "{delay_p95_ms}, {picture_share} of the pictures that were published while they were there, {cut_slow} cut for "
-    "being slow",
+    "sessions": "{sessions}, {open} still open; {troubled}",
+    "experience": """
+{viewers}, {peak_viewers} at once at most.
+Of {attempts} {start_failures} failed to start, {exits_before_start} left before the first frame.
+The median viewer was sent its first frame after {first_frame_p50_ms}.
+95 % of viewers stayed less than {delay_p95_ms} behind.
+Of their pictures {picture_share} were sent.
+{cut_slow} cut for being slow.
+""",
     "fleet": "{minutes} of streams on nodes, {networks}",
     "abuse": "{bans} to be banned and {limits} to be limited",
     "whatif": "{choices} tried on {viewers}; recommended:\n  {recommended}\n  {why}",
     "report": "what to do",
 }
-"""Name of a job -> its answer, of figures of its summary; the job capacity words its own (`headline`)."""
+"""Name of a job -> its answer, of figures of its summary; the job capacity words its own (`headline`).
+
+A line of `experience` that lacks a figure is left out; of fewer than `FEW` viewers a share or percentile is none.
+"""
 _COUNTED: Final = {
     "sessions": "connection",
     "viewers": "viewer",
@@ -40,10 +47,14 @@ def lines(result: AllResult) -> Iterator[str]:
     for name, note in result.jobs.items():
         summary = note.summary
         causes = figures({cause: count for cause, count in summary.get("blame", {}).items() if cause != "none"})
-        counted = {figure: plural(summary[figure], noun) for figure, noun in _COUNTED.items() if figure in summary}
-        facts = {**summary, **counted, "causes": causes}
+        counted = {of: plural(summary[of], noun) for of, noun in _COUNTED.items() if of in summary}
+        trouble = count_of(summary.get("in_trouble"))
+        told = f"{trouble:,} in trouble" + (f", by cause: {causes.replace('_', ' ')}" if causes else "")
+        facts = {**summary, **counted, "troubled": told if trouble else "none in trouble"}
         template = ANSWERS.get(name, "")
         answer = words(summary["headline"], 600) if "headline" in summary else fill_template(template, facts)
+        if name == "experience":
+            answer = sentences(_felt(summary) | counted, template)
         yield f"{name}: {answer if summary else note.state.value}"
         yield from (f"  {words(item['do'], 600)}" for item in summary.get("answers", ()))
     yield f"records of {plural(result.hours, 'hour')}, read now: {result.hours_read}"
@@ -54,6 +65,12 @@ def lines(result: AllResult) -> Iterator[str]:
         yield f"in {folder}: {', '.join(others)}"
     if _REPORT in result.outputs:
         yield f"report: {result.outputs[_REPORT]}"
+
+
+def _felt(summary: Mapping[str, Any]) -> dict[str, Any]:
+    told = {name: figure(value) if isinstance(value, int) else value for name, value in summary.items()}
+    few = count_of(summary.get("viewers")) < FEW
+    return told | (dict.fromkeys(("first_frame_p50_ms", "delay_p95_ms", "picture_share")) if few else {})
 
 
 def figures(value: Any) -> str:

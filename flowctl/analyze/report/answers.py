@@ -34,7 +34,14 @@ from flowctl.charts.words import (
 SURE_ENOUGH_TO_CALL: Final = 3.0
 """Standard errors from which a call is advised: chance makes one in 370, and a page has dozens of networks."""
 LEAST_TROUBLED: Final = 5
-"""Least viewers in trouble for which a network or a thread is worth a call."""
+"""Least viewers in trouble, of those that were looked at, for which a network or a thread is worth a call."""
+LEAST_LATE_SHARE: Final = 0.01
+"""Least share of the viewers of a node that its thread made slow, for which it is worth a look."""
+WIDESPREAD: Final = 0.1
+"""Share of plays in trouble above which something is to be done although nobody stands out."""
+LEAST_BUSY: Final = 0.5
+"""Least busy share of the busiest thread of a node, in its busiest ten seconds, for which another node is of use: one
+that is late and less busy than that waits for something else."""
 SURE_OF_CHANGE: Final = 2.4
 """Standard errors of a change in the viewers cut, as of six that all go one way: chance makes one in 32."""
 SPARE_NODE_SHARE: Final = 0.2
@@ -96,6 +103,15 @@ Fitted to {measured_crowds} crowds of up to {largest_measured_viewers} viewers.
 A load that was held out was missed by {error}.
 Peaks are of ten seconds, of {recorded_s} in which a node had viewers.
 """
+_LATE: Final = """
+It came late for {part} of the viewers who were in trouble there.
+No thread of it was busy for more than {busy} of the time.
+"""
+_OF_NODE: Final = """
+{viewers} of that node.
+{estimate?}Numbers of viewers are estimates from a sample.
+Without samples a thread is never blamed.
+"""
 RULES: Final = (
     Advice("limits", "fine", "{best?}Leave the limits as they are: of {tried} the one in force is the best.",
            "{choice}.", _LIMITS),
@@ -114,8 +130,16 @@ RULES: Final = (
     Advice("capacity", "act",
            "Add a node, or move streams away from {full}: {left}.",
            "At its peak the fullest node, {fullest}, had {load} of what it carries.\n"
-           "The thread of {hung} had no room: it counts as full, whatever the model says.\n"
+           "A thread of {hung} came late, and was busy: it counts as full, whatever it was taken to carry.\n"
            "{free} of each node are kept free.\n{next}", _CAPACITY),
+    Advice("capacity", "unknown",
+           "No node is known to be needed: {idle} seemed full, but no thread there was busy for more than {busy} of "
+           "the time.",
+           "{held?}Find what held up the threads there first: another node would be held up as well.\n"
+           "At its peak the fullest node, {fullest}, had {load} of what a node was taken to carry.", _CAPACITY),
+    Advice("capacity", "unknown",
+           "Not known whether a node is needed: {idle} seemed full, and how busy its threads were was not recorded.",
+           "At its peak the fullest node, {fullest}, had {load} of what a node was taken to carry.", _CAPACITY),
     Advice("capacity", "fine", "No node is needed now: there is room for {room}.",
            "At its peak the fullest node, {fullest}, had {load} of what it carries.\n"
            "{free} of each node are kept free.\n{next}", _CAPACITY),
@@ -127,10 +151,29 @@ RULES: Final = (
     Advice("publisher", "act", "Call the publisher of {name}.",
            "{wrong}.\n{hashed?}Its name is known as a hash alone: it comes from {address} to the node {node}.",
            "Measured where it comes in, over {measured} of one connection."),
-    Advice("node", "act", "Look at the thread of node {name}: give it more processor, or fewer viewers.",
-           "It had no room for {part} of the viewers who were in trouble there.",
-           "{viewers} of that node. Without samples a thread is never blamed."),
-    Advice("calls", "fine", "{recorded?}Call nobody: no network, publisher or node stands out.", "", "{recorded}"),
+    Advice("node", "act", "{full?}Give the node {name} more processor, or fewer viewers.", _LATE, _OF_NODE),
+    Advice("node", "act", "Find what held up the threads of the node {name}.",
+           _LATE + "{waited?}Something else had its processor, or held it back: another program, a limit of the "
+           "container, a call that blocks (a hook, a disk).", _OF_NODE),
+    Advice("calls", "act",
+           "{viewer_link?}Serve smaller renditions, or a lower bit rate: {widespread} had trouble, most by their own "
+           "lines, and in no network more than elsewhere.",
+           "{causes}.\nWith renditions each line is sent what it carries.", "{recorded}"),
+    Advice("calls", "act",
+           "{publisher_burst?}Have encoders send evenly: {widespread} had trouble, most by bursts of publishers, and "
+           "no publisher stands out.", "{causes}.\nA constant bit rate and smaller key frames help.", "{recorded}"),
+    Advice("calls", "act",
+           "{server_loop?}Look at the threads of all nodes: {widespread} had trouble, most because a thread came late, "
+           "and no node stands out.", "{causes}.", "{recorded}"),
+    Advice("calls", "act",
+           "{policy?}Look at the limits: {widespread} had trouble, most by limits and policy, and no line or thread "
+           "was short.", "{causes}.", "{recorded}"),
+    Advice("calls", "unknown", "Not known whom to call: {widespread} had trouble, and its cause is not known.", "",
+           "{recorded}"),
+    Advice("calls", "fine", "{enough?}Call nobody: no network, publisher or node stands out.",
+           "{troubled} had trouble.\n{causes}.", "{recorded}"),
+    Advice("calls", "unknown", "Not known whom to call: of {viewers} no network or node can stand out.",
+           "{published?}No publisher stands out.\n{troubled} had trouble.\n{causes}.", "{recorded}"),
     Advice("calls", "fine", "{published?}Call nobody: no publisher stands out.", "",
            "Recorded: {published}, and no viewer."),
     *(Advice(about, "unknown", "{why_not}", "", _CAPACITY if about == "capacity" else "")
@@ -141,8 +184,9 @@ RULES: Final = (
 
 def answers(findings: ReportFindings) -> list[Advice]:
     hung = threads(findings)
+    late = {row["name"] for row in hung}
     said = [_said(about, facts(findings)) for about, facts in (("limits", limits), ("bans", bans))]
-    said.append(_said("capacity", capacity(findings, {row["name"] for row in hung})))
+    said.append(_said("capacity", capacity(findings, late)))
     calls = list[Advice]()
     for about, items in (("network", networks(findings)), ("publisher", publishers(findings)), ("node", hung)):
         calls += [_said(about, facts) for facts in items[:MOST_NAMED]]
@@ -150,8 +194,7 @@ def answers(findings: ReportFindings) -> list[Advice]:
             calls.append(Advice(about, "act", f"And {plural(len(more), f'more {about}')}: see the tables."))
     missing = findings.why_not("experience" if findings.totals else "sessions")
     published = plural(findings.tables["ingest"].total, "publication") if findings.rows("ingest") else ""
-    nothing: Facts = {"recorded": recorded(findings), "published": published, "why_not": missing}
-    return said + (calls or [_said("calls", nothing)])
+    return said + (calls or [_said("calls", {**everywhere(findings), "published": published, "why_not": missing})])
 
 
 def _said(about: str, facts: Facts) -> Advice:
@@ -160,10 +203,15 @@ def _said(about: str, facts: Facts) -> Advice:
     return Advice(about, rules[0].kind, *(sentences(facts, text) for text in rules[0][2:]))
 
 
+def _drawn(findings: ReportFindings) -> float:
+    """Return the share of the sessions that were looked at one by one."""
+    return number((findings.totals or {}).get("drawn_share")) or 1.0
+
+
 def recorded(findings: ReportFindings) -> str:
     """Return how much was recorded, as one sentence; "" if that is unknown."""
     totals = findings.totals or {}
-    viewers, drawn = number(totals.get("viewers")), number(totals.get("drawn_share")) or 1.0
+    viewers, drawn = number(totals.get("viewers")), _drawn(findings)
     facts = {
         "viewers": viewers is not None and plural(viewers, "viewer"),
         "span": span(totals.get("span_s")),
@@ -275,8 +323,46 @@ def evidence_text(value: Any) -> str:
     return ", ".join(f"{words(name)} {figure(amount)}" for name, amount in order[:8]) or "-"
 
 
+def everywhere(findings: ReportFindings) -> Facts:
+    """Return how many had trouble, and why, where nobody stands out."""
+    totals = findings.totals or {}
+    plays, troubled, viewers = (count_of(totals.get(name)) for name in ("plays", "troubled", "people"))
+    counts = Counter({str(row.get("blame")): count_of(row.get("count")) for row in findings.rows("blames")})
+    told = share(troubled, plays) + (" of plays" if plays >= FEW else " plays")
+    widespread = troubled >= LEAST_TROUBLED and troubled > WIDESPREAD * plays
+    parts = [
+        f"{CAUSES.get(name, name)} {share(count, counts.total(), brief=True)}" for name, count in counts.most_common()
+    ]
+    facts: Facts = dict.fromkeys(CAUSES, False) | {
+        "recorded": recorded(findings),
+        "viewers": viewers and plural(viewers, "viewer"),
+        "enough": viewers >= FEW,
+        "troubled": troubled and told,
+        "widespread": widespread and told,
+        "causes": parts and f"By cause: {', '.join(parts)}",
+    }
+    return facts | {name: widespread for name, count in counts.most_common(1) if count}
+
+
+CAUSES: Final = {
+    "viewer_link": "the line of the viewer",
+    "publisher_burst": "a burst of the publisher",
+    "server_loop": "a thread that came late",
+    "policy": "limits and policy",
+}
+"""Causes of trouble in sentences."""
+
+
+def busiest(findings: ReportFindings) -> dict[str, float | None]:
+    """Return by node how busy its busiest thread was in its busiest ten seconds; None: not recorded."""
+    return {words(row.get("node"), 48): number(row.get("busy_peak")) for row in findings.rows("capacity_nodes")}
+
+
 def capacity(findings: ReportFindings, hung: set[str]) -> Facts:
-    """Return how many more viewers there is room for, and when the next node is needed; `hung` nodes have none."""
+    """Return how many more viewers there is room for, and when the next node is needed; `hung` nodes have none.
+
+    A node is full where its thread is busy, or its memory taken; one that is late and idle needs no node beside it.
+    """
     said = findings.summary("capacity")
     everyone = {words(row.get("node"), 48): row for row in findings.rows("capacity_nodes")}
     rows = {name: row for name, row in everyone.items() if count_of(row.get("carries_viewers"))}
@@ -298,10 +384,13 @@ def capacity(findings: ReportFindings, hung: set[str]) -> Facts:
     if not rows:
         facts |= dict.fromkeys(("measured_crowds", "error"))
     load = {name: number(row.get("load_peak")) or 0.0 for name, row in rows.items()}
-    full = [name for name in everyone if name in hung or load.get(name, 0.0) >= 1 - free]
-    if not rows and not full:
+    seem = [name for name in everyone if name in hung or load.get(name, 0.0) >= 1 - free]
+    busy, memory = busiest(findings), said.get("ended_by") == "memory"
+    full = [name for name in seem if (memory and name not in hung) or (busy[name] or 0.0) >= LEAST_BUSY]
+    idle = [name for name in seem if name not in full]
+    if not rows and not seem:
         return facts
-    rest = {name: row for name, row in rows.items() if name not in full}
+    rest = {name: row for name, row in rows.items() if name not in seem}
     rooms = {
         name: int((1 - free) * count_of(row["carries_viewers"]) - (number(row.get("viewers_peak")) or 0.0))
         for name, row in rest.items()
@@ -311,16 +400,25 @@ def capacity(findings: ReportFindings, hung: set[str]) -> Facts:
     named = [*named[:MOST_NAMED], *([f"more on {len(named) - MOST_NAMED:,} others"] if named[MOST_NAMED:] else [])]
     room = " and ".join(filter(None, [", ".join(named[:-1]), *named[-1:]])).replace(" on ", " more viewers on ", 1)
     fullest = max(load, key=load.__getitem__, default="")
-    beside = f"what others carry is {MEASURE}" if unknown and len(full) < len(everyone) else "no node has room"
+    beside = f"what others carry is {MEASURE}" if unknown and len(seem) < len(everyone) else "no node has room"
+    shares = [amount for name in idle if (amount := busy[name]) is not None]
     return facts | {
         "left": f"there is room for {room}" if room else beside,
-        "full": ", ".join(full[:MOST_NAMED]) + (f" and {len(full) - MOST_NAMED:,} more" if full[MOST_NAMED:] else ""),
-        "hung": ", ".join(sorted(hung & everyone.keys())[:MOST_NAMED]),
+        "full": _named(full),
+        "idle": _named(idle),
+        "busy": len(shares) == len(idle) and shares and percent(max(shares)),
+        "held": hung.intersection(idle),
+        "hung": _named(sorted(hung.intersection(full))),
         "room": room,
         "fullest": fullest,
         "load": fullest and percent(load[fullest]),
         "next": rows and _next_node(findings.peaks, float(sum(rooms.values()))),
     }
+
+
+def _named(nodes: Sequence[str]) -> str:
+    more = f" and {len(nodes) - MOST_NAMED:,} more" if nodes[MOST_NAMED:] else ""
+    return ", ".join(nodes[:MOST_NAMED]) + more
 
 
 def _next_node(peaks: Mapping[int, float], free: float) -> str:
@@ -344,12 +442,13 @@ def networks(findings: ReportFindings) -> list[Facts]:
     """Return the networks whose viewers have trouble by their link more often than all others, the clearest first."""
     links = {row["key"]: row for row in findings.rows("links")}
     troubled, viewers = sum(row["troubled"] for row in links.values()), count_of((findings.totals or {}).get("people"))
-    clear = []
+    drawn, clear = _drawn(findings), []
     for row in (links[row["key"]] for row in findings.rows("network") if row.get("key") in links):
         part = row["troubled"]
         of, others = max(row["viewers"], part), troubled - part
-        errors = standard_errors_between(part, of, others, viewers - of) if viewers > of else 0.0
-        if part >= LEAST_TROUBLED and errors >= SURE_ENOUGH_TO_CALL:
+        seen = [count * drawn for count in (part, of, others, viewers - of)]  # what was not looked at makes no surer
+        errors = standard_errors_between(*seen) if viewers > of else 0.0
+        if seen[0] >= LEAST_TROUBLED and errors >= SURE_ENOUGH_TO_CALL:
             facts = {"name": words(row["key"]), "part": share(part, of), "others": share(others, viewers - of)}
             facts |= {"viewers": plural(of, "viewer"), "errors": f"{errors:.1f}", "few": of < FEW and str(of)}
             clear.append((errors, facts | {"one": row["addresses"] == 1}))
@@ -402,10 +501,14 @@ def threads(findings: ReportFindings) -> list[Facts]:
     nodes: dict[str, Counter[str]] = {}
     for row in findings.rows("nodes"):
         nodes.setdefault(str(row.get("node")), Counter())[str(row.get("blame"))] += count_of(row.get("count"))
-    told = []
+    told, busy, drawn = [], busiest(findings), _drawn(findings)
     for node, blames in sorted(nodes.items(), key=lambda item: -item[1]["server_loop"]):
         part, troubled = blames["server_loop"], blames.total() - blames["none"]
-        if part >= LEAST_TROUBLED and part * 2 >= troubled:
-            viewers = plural(blames.total(), "viewer")
-            told.append({"name": words(node, 48), "part": share(part, troubled), "viewers": viewers})
+        enough = part * drawn >= LEAST_TROUBLED and part >= LEAST_LATE_SHARE * blames.total()
+        if enough and part * 2 >= troubled:
+            name = words(node, 48)
+            most = busy.get(name)
+            facts: Facts = {"name": name, "part": share(part, troubled), "viewers": plural(blames.total(), "viewer")}
+            facts |= {"full": most is not None and most >= LEAST_BUSY, "busy": most is not None and percent(most)}
+            told.append(facts | {"waited": most is not None, "estimate": drawn < 1})
     return told

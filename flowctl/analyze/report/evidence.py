@@ -214,7 +214,7 @@ _BARS: Final[Mapping[str, _Barred]] = {
     "pictures": _Barred(
         "What share of the pictures did viewers get?", "of", "count", "{count}", "of",
         {"all": "3", "95 % and more": "1", "80 to 95 %": "4", "50 to 80 %": "2", "less than half": "6"},
-        "What they were sent, of what was theirs.",
+        "Of the pictures that were published while they watched.",
     ),
     "blames": _Barred(
         "Whose fault was it?", "blame", "count", "{count}", "blame",

@@ -143,7 +143,7 @@ def test_bans_when_nobody_has_enough_against_it_say_keep_nobody_out():
 
 
 def test_capacity_when_nodes_have_room_counts_it_with_headroom():
-    nodes = [node(), node(node="edge-1", viewers_peak=190.0, load_peak=0.95)]
+    nodes = [node(), node(node="edge-1", viewers_peak=190.0, load_peak=0.95, busy_peak=0.8)]
     assert answer_about("capacity", found(capacity_nodes=[node()])).do == (
         "No node is needed now: there is room for 60 more viewers on edge-0."
     )
@@ -163,14 +163,32 @@ def test_capacity_when_nodes_have_room_counts_it_with_headroom():
 
 def test_capacity_when_a_thread_had_no_room_counts_its_node_as_full():
     blamed = [{"node": "edge-1", "blame": "server_loop", "count": 16}, {"node": "edge-0", "blame": "none", "count": 9}]
-    said = answer_about("capacity", found(capacity_nodes=[node(), node(node="edge-1")], nodes=blamed))
+    late = node(node="edge-1", busy_peak=0.9)
+    said = answer_about("capacity", found(capacity_nodes=[node(), late], nodes=blamed))
     assert said.do == "Add a node, or move streams away from edge-1: there is room for 60 more viewers on edge-0."
-    assert "The thread of edge-1 had no room" in said.why
-    alone = answer_about("capacity", found(capacity_nodes=[node(node="edge-1")], nodes=blamed))
+    assert "A thread of edge-1 came late, and was busy" in said.why
+    alone = answer_about("capacity", found(capacity_nodes=[late], nodes=blamed))
     assert alone.do == "Add a node, or move streams away from edge-1: no node has room."
-    unknown = [node(node=name, carries_viewers=None, load_peak=None) for name in ("edge-0", "edge-1")]
+    unknown = [node(node=name, carries_viewers=None, load_peak=None, busy_peak=0.9) for name in ("edge-0", "edge-1")]
     said = answer_about("capacity", found(capacity_nodes=unknown, nodes=blamed))
     assert said.do.startswith("Add a node, or move streams away from edge-1: what others carry is not known for your ")
+
+
+@pytest.mark.parametrize("load", [0.5, 0.95])
+def test_capacity_when_a_node_is_late_or_seems_full_and_is_not_busy_advises_no_node(load):
+    blamed = [{"node": "edge-1", "blame": "server_loop", "count": 16}] if load == 0.5 else []
+    idle = node(node="edge-1", load_peak=load, busy_peak=0.2)
+    said = answer_about("capacity", found(capacity_nodes=[node(), idle], nodes=blamed))
+    assert said.kind == "unknown"
+    assert said.do.startswith(
+        "No node is known to be needed: edge-1 seemed full, but no thread there was busy for more"
+    )
+    assert ("Find what held up the threads there first" in said.why) == bool(blamed)
+    said = answer_about("capacity", found(capacity_nodes=[idle | {"busy_peak": None}], nodes=blamed))
+    assert said.do.startswith("Not known whether a node is needed: edge-1 seemed full, and how busy its threads were")
+    memory = notes(capacity={"state": "done", "summary": {"ended_by": "memory"}})
+    said = answer_about("capacity", found(memory, capacity_nodes=[idle], nodes=blamed))
+    assert said.do.startswith("Add a node" if load == 0.95 else "No node is known to be needed")
 
 
 def test_capacity_when_the_machine_was_not_measured_is_one_plain_line():
@@ -218,6 +236,51 @@ def test_calls_when_a_network_stands_out_name_it():
 def test_calls_when_a_network_is_as_others_name_nobody(key, viewers, troubled):
     (said,) = calls(found(network=[felt("network", key, viewers, troubled)]))
     assert (said.about, said.kind) == ("calls", "fine")
+    assert said.why == "10 % (40 of 400) of plays had trouble."
+
+
+def test_calls_when_a_network_stands_out_in_a_sample_alone_is_as_sure_as_the_sample():
+    """Counts of a tenth that are multiplied by ten make no network surer."""
+    shown = found(network=[felt("network", "10.1.2.0/24", 60, 20)])
+    assert [item.about for item in calls(shown)] == ["network"]
+    assert [item.about for item in calls(replace(shown, totals={**shown.totals, "drawn_share": 0.1}))] == ["calls"]
+
+
+ALL = "68 % (272 of 400) of plays had trouble"
+CAUSES = {
+    "viewer_link": "Serve smaller renditions, or a lower bit rate: {all}, most by their "
+    "own lines, and in no network more than elsewhere.",
+    "publisher_burst": "Have encoders send evenly: {all}, most by bursts of publishers",
+    "server_loop": "Look at the threads of all nodes: {all}, most because a thread",
+    "policy": "Look at the limits: {all}, most by limits and policy",
+}
+
+
+@pytest.mark.parametrize("cause", [*CAUSES, None])
+def test_calls_when_trouble_is_everywhere_say_what_to_do_about_its_cause(cause):
+    rows = [{"blame": cause, "count": 200}, {"blame": "other", "count": 72}] if cause else []
+    (said,) = calls(found(totals={"troubled": 272.0}, blames=rows))
+    if cause is None:
+        assert said.do == f"Not known whom to call: {ALL}, and its cause is not known."
+        return
+    assert (said.kind, said.do.startswith(CAUSES[cause].format(all=ALL))) == ("act", True)
+    assert said.why.startswith(f"By cause: {answers.CAUSES[cause]} 73.5 %, ")
+
+
+@pytest.mark.parametrize(
+    ("viewers", "said"),
+    [
+        (1, "Not known whom to call: of 1 viewer no network or node can stand out."),
+        (19, "Not known whom to call: of 19 viewers no network or node can stand out."),
+        (20, "Call nobody: no network, publisher or node stands out."),
+    ],
+)
+def test_calls_when_viewers_are_too_few_for_one_to_stand_out_say_so(viewers, said):
+    few = {"people": viewers, "viewers": viewers, "plays": viewers, "troubled": 1.0}
+    (item,) = calls(found(totals=few, ingest=[publication()]))
+    assert item.do == said
+    assert ("1 of 1 plays had trouble" in item.why) == (viewers == 1)
+    assert ("No publisher stands out." in item.why) == (viewers < 20)
 
 
 def test_calls_when_a_publisher_comes_in_badly_say_what_is_wrong():
@@ -274,14 +337,22 @@ def test_calls_when_there_are_publishers_alone_judge_these():
 
 
 def test_calls_when_a_thread_had_no_room_name_its_node():
-    def blamed(server_loop):
-        counts = {"none": 80, "viewer_link": 4, "server_loop": server_loop}
-        return found(nodes=[{"node": "edge-1", "blame": name, "count": count} for name, count in counts.items()])
+    def blamed(server_loop, none=80, **more):
+        counts = {"none": none, "viewer_link": 4, "server_loop": server_loop}
+        rows = [{"node": "edge-1", "blame": name, "count": count} for name, count in counts.items()]
+        return found(nodes=rows, capacity_nodes=[node(node="edge-1", **more)])
 
-    said = calls(blamed(16))[0]
-    assert said.do.startswith("Look at the thread of node edge-1")
-    assert said.why == "It had no room for 80 % (16 of 20) of the viewers who were in trouble there."
+    said = calls(blamed(16, busy_peak=0.9))[0]
+    late = "It came late for 80 % (16 of 20) of the viewers who were in trouble there."
+    assert said.do == "Give the node edge-1 more processor, or fewer viewers."
+    assert said.why == f"{late} No thread of it was busy for more than 90 % of the time."
+    idle = calls(blamed(16, busy_peak=0.2))[0]
+    assert idle.do == "Find what held up the threads of the node edge-1."
+    assert "No thread of it was busy for more than 20 % of the time. Something else had its processor" in idle.why
+    unknown = calls(blamed(16))[0]
+    assert (unknown.do, unknown.why) == (idle.do, late)
     assert [item.kind for item in calls(blamed(4))] == ["fine"]
+    assert [item.kind for item in calls(blamed(16, none=4000))] == ["fine"]
 
 
 def test_answers_when_nothing_is_known_are_all_unknown():

@@ -255,7 +255,7 @@ def test_tiles_when_some_waited_or_left_soon_say_what_the_table_of_all_says(tmp_
     words = Page(render(found)).words
     for said in ("Recorded: 90 viewers", "watched, all together15.0 h", "attempts that failed to start25 %"):
         assert said in words
-    for said in ("viewers in trouble10 %", "pictures delivered83 %", "delay (p95 of medians)90 ms"):
+    for said in ("viewers in trouble10 %", "pictures delivered83 %", "most delay of 95 % of viewers90 ms"):
         assert said in words
 
 

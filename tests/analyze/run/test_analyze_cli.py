@@ -54,13 +54,14 @@ def test_help_when_asked_for_lists_the_jobs_without_loading_spark():
 
 def test_answers_when_a_figure_is_one_are_in_the_singular():
     summaries = {"fleet": {"minutes": 1, "networks": 1}, "experience": {"viewers": 1, "attempts": 2}}
+    summaries["experience"] |= {"peak_viewers": 1, "start_failures": 0, "exits_before_start": 1}
     notes = {name: JobNote(name, JobState.DONE, summary=summary) for name, summary in summaries.items()}
     result = run.AllResult(
         jobs=notes, outputs={}, accounts=[], hours=1, hours_read=0, window={}, warnings=[], errors={}
     )
     told = list(said.lines(result))
     assert told[0] == "fleet: 1 minute of streams on nodes, 1 network"
-    assert told[1].startswith("experience: 1 viewer, - at once; of 2 attempts - failed to start, ")
+    assert told[1].startswith("experience: 1 viewer, 1 at once at most. Of 2 attempts 0 failed to start, 1 left ")
     assert told[2] == "records of 1 hour, read now: 0"
 
 
@@ -217,7 +218,7 @@ def test_run_when_shown_to_people_says_each_answer_in_a_line_or_two(tmp_path, mo
     shown, errors = capsys.readouterr()
     assert (status, len(listed)) == (0, 1), errors
     lines = shown.splitlines()
-    assert lines[0] == "sessions: 2 connections, 0 of them open; 0 in trouble, by cause: -"
+    assert lines[0] == "sessions: 2 connections, 0 still open; none in trouble"
     assert lines[1] == f"capacity: {MEASURE}"
     assert lines[2:4] == [
         "report: what to do",
@@ -237,6 +238,32 @@ def test_report_when_run_alone_reads_results_and_names_their_records(monkeypatch
     assert "Records of <code>/data/of-servers</code>" in (out / "report.html").read_text("utf-8")
     figures = json.loads((out / "summary.json").read_text("utf-8"))["jobs"]["report"]["summary"]["figures"]
     assert (figures["events"], figures["totals"]["viewers"]) == ("/data/of-servers", 400)
+
+
+FELT = "Of 1 attempt 1 failed to start, 0 left before the first frame."
+SHARES = (
+    "The median viewer was sent its first frame after 40 ms. 95 % of viewers stayed less than 2.0 s behind. Of their "
+    "pictures 98 % were sent."
+)
+
+
+@pytest.mark.parametrize(
+    ("viewers", "shown"),
+    [
+        (0, f"0 viewers, 0 at once at most. {FELT} 0 cut for being slow."),
+        (1, f"1 viewer, 1 at once at most. {FELT} 0 cut for being slow."),
+        (19, f"19 viewers, 19 at once at most. {FELT} 0 cut for being slow."),
+        (400, f"400 viewers, 400 at once at most. {FELT} {SHARES} 0 cut for being slow."),
+    ],
+)
+def test_experience_when_said_tells_no_share_of_few_viewers(viewers, shown):
+    summary = {"viewers": viewers, "peak_viewers": viewers, "attempts": 1, "start_failures": 1, "exits_before_start": 0}
+    summary |= {"first_frame_p50_ms": 40.0, "delay_p95_ms": 2000.0, "picture_share": 0.98, "cut_slow": 0}
+    note = JobNote("experience", JobState.DONE, summary=summary)
+    result = run.AllResult(
+        jobs={"experience": note}, outputs={}, accounts=(), hours=1, hours_read=1, window={}, warnings=(), errors={}
+    )
+    assert next(said.lines(result)) == f"experience: {shown}"
 
 
 def test_answers_when_said_name_figures_that_jobs_have():
