@@ -10,37 +10,40 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from flowctl.reasons import SLOW_ENDS, CloseReason
 from flowctl.records.telemetry.schema import VIEWING
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 BY_PEER: Final = (CloseReason.PEER_CLOSED.value, CloseReason.PEER_RESET.value)
 """Reasons of a close that was the peer's doing; all others are ours."""
-WORDS: Final[Mapping[str, Sequence[str]]] = {"slow_ends": SLOW_ENDS, "by_peer": BY_PEER, "viewing": VIEWING}
+WORDS: Final[Mapping[str, Any]] = {
+    "slow_ends": SLOW_ENDS, "by_peer": BY_PEER, "viewing": VIEWING, "most": (1 << 63) - 1,
+}  # fmt: skip
 _HERE: Final = Path(__file__).parent
 _VALUE: Final = re.compile(r"(^|[^:\w]):([a-z]\w*)")
 
 
-def query(session: SparkSession, name: str, inputs: Mapping[str, DataFrame], **values: Any) -> DataFrame:
-    """Return the rows of a model (its path in this folder, without ``.sql``), lazy, on the engine of the session."""
-    return run_text(session, text_of(name), inputs, **values)
+def query(name: str, inputs: Mapping[str, DataFrame], **values: Any) -> DataFrame:
+    """Return the rows of a model (its path in this folder, without ``.sql``), lazy, on the engine of its inputs."""
+    return run_text(text_of(name), inputs, **values)
 
 
-def run_text(session: SparkSession, text: str, inputs: Mapping[str, Any], **values: Any) -> DataFrame:
+def run_text(text: str, inputs: Mapping[str, Any], **values: Any) -> DataFrame:
     """Return the rows of a query in Spark's dialect."""
+    session = next(iter(inputs.values())).sparkSession
     known = {**WORDS, **values}
     text = _VALUE.sub(lambda found: found[1] + literal(known[found[2]]), text)
     if hasattr(session, "of_text"):
-        found: DataFrame = session.of_text(text, inputs)
-        return found
+        return cast("DataFrame", session.of_text(text, inputs))
     named = ", ".join(f"{name} AS (SELECT * FROM {{{name}}})" for name in inputs)  # noqa: S608 - names of ours
-    return session.sql(f"WITH {named} SELECT * FROM (\n{_escaped(text)})", None, **inputs)  # noqa: S608 - values are literals
+    text = f"WITH {named} SELECT * FROM (\n{_escaped(text)})"  # noqa: S608 - values are literals
+    return cast("DataFrame", session.sql(text, None, **inputs))
 
 
 @functools.cache

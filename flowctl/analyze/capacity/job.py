@@ -12,19 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
-from operator import add
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.analyze.capacity import node
 from flowctl.analyze.capacity.node import MEASURE, Measurement, NodeModel, fit, why_weak
-from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart, Parts
+from flowctl.analyze.models import query
 from flowctl.analyze.options import CapacityOptions
-from flowctl.analyze.records.expressions import summed
 from flowctl.charts.words import figure, percent, plural, sentences, size, value_text
 from flowctl.errors import ConfigError
-from flowctl.records.telemetry.schema import CLASS_NAMES, VIEWING
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,29 +45,9 @@ LOAD_COLUMNS: Final[dict[str, str]] = {
 
 
 def loads(records: Records, _: Any = None) -> DataFrame:
-    samples = records.table("flow_samples").where(f.col("role").isin(*VIEWING) & (f.col("interval_ms") > 0))
-    values = {
-        "ms": f.col("interval_ms"),
-        "accepted": reduce(add, (f.col(f"accepted_bytes_{name}") for name in CLASS_NAMES)),
-        "trouble_ms": f.when(f.col("state") != "READY", f.col("interval_ms")).otherwise(0),
-    }
-    busiest = f.max("busy_ppm").alias("busy_ppm")
-    window = f.floor(f.unix_timestamp("ts") / WINDOW_S).alias("window")
-    rows = samples.select(
-        "date", "hour", window, "node",
-        *(f.round(value).cast("bigint").alias(name) for name, value in values.items()),
-        f.round(f.col("thread_busy") * 1e6).cast("bigint").alias("busy_ppm"),
-    )  # fmt: skip
-    hour = ("date", "hour", "window")
-    windows = summed(rows.groupBy(*hour, "node"), _SUMS, busiest)
-    rows = summed(windows.groupingSets([hour, (*hour, "node")], *hour, "node"), _SUMS, busiest)
-    viewers = f.col("ms") / (WINDOW_S * 1000)
-    usable = f.col("node").isNotNull() & (viewers >= LEAST_WINDOW_VIEWERS) & (f.col("accepted") > 0)
-    usable &= (f.col("busy_ppm") > 0) & (f.col("busy_ppm") <= MOST_BUSY * 1e6)
-    step = f.when(usable, f.floor(f.log(viewers) / math.log(1.1))).otherwise(-1)
-    peaks = (f.max(name).alias(f"peak_{name}") for name in ("ms", "busy_ppm"))
-    groups = rows.groupBy("date", "hour", "node", step.alias("step"))
-    return summed(groups, (*_SUMS, "busy_ppm"), f.count("*").alias("windows"), *peaks)
+    samples = records.table("flow_samples")
+    marks = {"window_s": WINDOW_S, "least_viewers": LEAST_WINDOW_VIEWERS, "most_busy": MOST_BUSY}
+    return query("capacity/loads", {"samples": samples}, **marks)
 
 
 LOADS: Final = JobPart("loads", LOAD_COLUMNS, loads, ("flow_samples",), version=3)

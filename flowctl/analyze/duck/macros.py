@@ -55,6 +55,7 @@ MACROS: Final = {
     # Without nulls; what is no number in quotes: only that of a name stands before a colon without a backslash.
     "to_json": r"""(x) AS regexp_replace(CAST(json_merge_patch('{}', to_json(x)) AS VARCHAR),
         '([a-z0-9_]":)(NaN|-?Infinity)([,}])', '\1"\2"\3', 'g')""",
+    "try_sum": f"(x) AS CAST(CASE WHEN sum(x) <= {LAST} THEN sum(x) END AS BIGINT)",
     "try_divide": "(a, b) AS CASE WHEN b <> 0 THEN a / b END",
     "unix_micros": "(x) AS epoch_us(x)",
     "unix_timestamp": "(x) AS epoch_us(x) // 1000000",

@@ -82,7 +82,7 @@ OPEN_COLUMNS: Final[dict[str, str]] = {**COLUMNS, "seen_at": "timestamp"}
 def projected(closes: DataFrame) -> DataFrame:
     """Make sessions (`OPEN_COLUMNS`, `date` and `hour`) of closes, or of rows of `flow_opens`, one per connection."""
     marks = {"trouble_ms": TROUBLE_MS, "trouble_share": TROUBLE_SHARE, "least_play_s": LEAST_PLAY_S}
-    return query(closes.sparkSession, "viewers/sessions", {"closes": closes}, **marks)
+    return query("viewers/sessions", {"closes": closes}, **marks)
 
 
 def viewing() -> Column:
