@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from flowctl.analyze.engine import DUCKDB, running
-from flowctl.analyze.engine import functions as f
 from flowctl.analyze.records.place import literal
 from flowctl.analyze.records.window import Hour, Window, end_of, hour_of
 
@@ -75,6 +74,7 @@ class Parts:
     since: dt.datetime | None  # begin of the window, an hour's, UTC; None: all there is
     until: dt.datetime | None  # its end, exclusive
     newest: dt.datetime | None  # time of the newest record that was used; None: there is none
+    heard: Mapping[str, dt.datetime]  # by node: time of its newest record in any table, where files tell
     small: bool  # the parts are small enough (some MB) for pandas in this process
     events: str  # folder of the records, to name it
     accounts: Sequence[Mapping[str, Any]]  # of each table over the hours of the window
@@ -172,7 +172,8 @@ class Parts:
 
 
 def typed(frame: DataFrame, columns: Mapping[str, str], *more: str) -> DataFrame:
-    return frame.select(*(f.col(name).cast(kind).alias(name) for name, kind in columns.items()), *more)
+    casts = (f"CAST(`{name}` AS {kind}) AS `{name}`" for name, kind in columns.items())
+    return frame.selectExpr(*casts, *(f"`{name}`" for name in more))
 
 
 def save(frame: DataFrame, columns: Mapping[str, str], path: str, *by: str) -> None:

@@ -50,6 +50,7 @@ class KnownHour:
     damaged: list[str] = field(default_factory=list)  # marks of files whose pages cannot be read
     accounts: dict[str, dict[str, Any]] = field(default_factory=dict)  # by table
     newest: str = ""  # time of the newest record that can be used, ISO 8601; "": there is none
+    heard: dict[str, str] = field(default_factory=dict)  # the same by node, where files tell
     parts: dict[str, MadePart] = field(default_factory=dict)  # by name
 
     def size_bytes(self, name: str) -> int:

@@ -505,6 +505,7 @@ class _AnalysisRun:
             known.damaged = [file.mark for file, facts in files if facts.problem == DAMAGED]
             known.accounts = {table: item.as_dict() for (of, table), item in records.accounts.items() if of == hour}
             known.newest = records.newest[hour].isoformat() if hour in records.newest else ""
+            known.heard = {node: at.isoformat() for node, at in records.heard.get(hour, {}).items()}
         self._write_record()
 
     def _synced_bytes(self, folder: str) -> int:
@@ -584,6 +585,7 @@ class _AnalysisRun:
         known = [
             [
                 item.newest,
+                item.heard,
                 item.accounts,
                 [astuple(made) for made in map(item.parts.get, needed) if made],
             ]
@@ -619,6 +621,7 @@ class _AnalysisRun:
         there = {name: self._with_rows(name, hours) for name in names}
         size_bytes = sum(self.known[hour].size_bytes(name) for name, lies in there.items() for hour in lies)
         newest = max((known[hour].newest for hour in hours), default="")
+        heard = sorted((at, node) for hour in hours for node, at in known[hour].heard.items())
 
         def session() -> SparkSession:  # its settings are those of all answers, for another one is made beside
             self._fit(self.session(), sum(item.size_bytes(name) for item in known.values() for name in self.wanted))
@@ -631,6 +634,7 @@ class _AnalysisRun:
             since=self.window.since,
             until=self.window.until,
             newest=dt.datetime.fromisoformat(newest) if newest else None,
+            heard={node: dt.datetime.fromisoformat(at) for at, node in heard},
             small=size_bytes <= SMALL_BYTES,
             events=self.events or "",
             accounts=self._accounts(hours),
@@ -760,7 +764,7 @@ def _checks() -> str:
 @functools.cache
 def _code() -> str:
     """Return what tells this flowctl from another: the files that it is loaded from; "": it is from none (a zip)."""
-    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    files = sorted(path for kind in ("*.py", "*.sql") for path in Path(__file__).parents[1].rglob(kind))
     return digest(repr([(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files])) if files else ""
 
 

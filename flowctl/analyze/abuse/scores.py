@@ -118,8 +118,8 @@ def all_scores(parts: Parts, rules: AbuseRules) -> pd.DataFrame | DataFrame:
             yield from pa.Table.from_pandas(made, schema, preserve_index=False).to_batches()
 
     address = f.col("address")
-    place = f.coalesce(addresses.subnet(address, addresses.unit_digits(address)), address)
-    return found.where(address.isNotNull()).repartition(place).mapInArrow(judged, columns)
+    placed = addresses.with_unit(found.where(address.isNotNull()).withColumn("peer_ip", address).drop("address"))
+    return placed.repartition(f.coalesce("subnet", "address")).drop("subnet", "peer_ip").mapInArrow(judged, columns)
 
 
 def begin_us(parts: Parts) -> int:

@@ -33,8 +33,9 @@ def translated(text: str) -> str:
     """Return a query of Spark as one of DuckDB."""
     (tree,) = cast(list[Any], _Spark().parse(text))
     for node in [*tree.walk(bfs=False)]:
-        if isinstance(node, exp.Anonymous) and node.name.lower() in MACROS:
-            node.set("this", f"spark_{node.name.lower()}")
+        if isinstance(node, exp.Anonymous) and (name := node.name.lower()) in MACROS:
+            of_texts = name == "concat_ws" and len(node.expressions) != 2  # not of a list: as it is here
+            node.set("this", name if of_texts else f"spark_{name}")
         elif isinstance(node, exp.RegexpReplace):
             node.args["replacement"].set("this", node.args["replacement"].name.replace("$", "\\"))
         elif isinstance(node, exp.Div):

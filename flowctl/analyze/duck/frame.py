@@ -96,7 +96,8 @@ class DataFrame:
         return self._next(sql, names if known else None)
 
     def selectExpr(self, *texts: str) -> DataFrame:
-        return self.select(*map(expr, texts))
+        found: DataFrame = self.sparkSession.of_text(f"SELECT {', '.join(texts)} FROM rows", {"rows": self})
+        return found
 
     def withColumns(self, columns: Mapping[str, Column]) -> DataFrame:
         there = self.columns

@@ -75,6 +75,8 @@ class Read:
     accounts: dict[tuple[Hour, str], Accounts] = field(default_factory=dict)  # of each hour and table that has files
     quarantine: dict[str, DataFrame] = field(default_factory=dict)
     newest: dict[Hour, dt.datetime] = field(default_factory=dict)  # time of the newest record that can be used
+    # By hour and node: likewise, of files that are of one node, as those of a recorder are
+    heard: dict[Hour, dict[str, dt.datetime]] = field(default_factory=dict)
     size_bytes: int = 0  # of the usable files
     warnings: list[str] = field(default_factory=list)  # for the person who started the job
     _good: dict[str, list[_Good]] = field(default_factory=dict)
@@ -136,6 +138,9 @@ class Read:
                     newest = dt.datetime.fromtimestamp(facts.newest_us / 1e6, dt.UTC)
                 if facts.usable:
                     self.newest[file.hour] = max(self.newest.get(file.hour, newest), newest)
+                if facts.usable and facts.node is not None and facts.newest_us is not None:
+                    heard = self.heard.setdefault(file.hour, {})
+                    heard[facts.node] = max(heard.get(facts.node, newest), newest)
 
     def _scan(self, table: str, goods: Sequence[_Good]) -> DataFrame:
         schema = f"{TABLES[table].spark_ddl}, {_BESIDE}"

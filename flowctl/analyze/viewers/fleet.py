@@ -22,7 +22,7 @@ from flowctl.analyze.models import query, run_text
 from flowctl.analyze.records.window import begin_of
 from flowctl.analyze.viewers import experience
 from flowctl.analyze.viewers.experience import SKETCH_K
-from flowctl.analyze.viewers.sessions import seen_sessions, still_open
+from flowctl.analyze.viewers.sessions import lasting, seen_sessions
 from flowctl.records.telemetry.schema import STATE_NAMES
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def minutes(records: Records, _: Any = None) -> DataFrame:
 def streams(parts: Parts) -> DataFrame:
     """Return the table ``fleet_streams``: `STREAM_COLUMNS`, and `missed`, viewers whose samples are not there."""
     sampled = any(account["table"] == "flow_samples" and account["rows_out"] for account in parts.accounts)
-    still = run_text("SELECT *, '' AS date, '' AS hour FROM still", {"still": still_open(parts)})
+    still = run_text("SELECT *, '' AS date, '' AS hour FROM still", {"still": lasting(parts)})
     there = viewer_minutes(still, (), sampled=sampled)
     still = query("viewers/minutes", {"viewer_minutes": there}, sketch_k=SKETCH_K)
     kept = parts.table("minutes").select(*PART_COLUMNS).union(still.select(*PART_COLUMNS))
@@ -85,9 +85,7 @@ def streams(parts: Parts) -> DataFrame:
 
 
 def answer(parts: Parts, _: Any = None) -> JobAnswer:
-    subnets = experience.by_value(parts, ["network"]).select(
-        f.col("key").alias("subnet"), *experience.figures().values()
-    )
+    subnets = experience.by_value(parts, ["network"]).select(f.col("key").alias("subnet"), *experience.FIGURES)
     counts = {"minutes": Observation(), "networks": Observation()}
     rows, missed = f.count("*").alias("rows"), f.sum("missed").alias("missed")
     parts.write("fleet_streams", streams(parts).observe(counts["minutes"], rows, missed), STREAM_COLUMNS)

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from flowctl.analyze.engine import Window
-from flowctl.analyze.engine import functions as f
-from flowctl.analyze.records.expressions import share
+from flowctl.analyze.models import query
 from flowctl.analyze.viewers.sessions import OPEN_COLUMNS, still_open
-from flowctl.records.telemetry.schema import RecordedRole
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from flowctl.analyze.job import Parts
 
@@ -53,28 +50,7 @@ HEALTH: Final = ("no media", "gaps", "came back", "key frames far apart", "jitte
 """Health of a publication, from worst to best."""
 
 
-def _health() -> Column:
-    holds = (
-        f.col("ingest_bytes") == 0,
-        (f.col("gap_share") > GAP_SHARE) | (f.col("gap_max_ms") > GAP_MAX_MS),
-        f.col("away_s").isNotNull(),
-        f.col("key_interval_max_ms") > KEY_MAX_MS,
-        f.col("jitter_ms") > JITTER_MS,
-        f.col("ingest_bytes").isNotNull(),
-    )
-    return f.coalesce(*(f.when(true, f.lit(word)) for word, true in zip(HEALTH, holds, strict=True)))
-
-
 def ingest(parts: Parts) -> DataFrame:
-    needed, still = ("role", "startup_ms", *_KEPT[:-1]), still_open(parts)
-    closed = parts.table("sessions").select(*needed, f.col("closed_at").alias("seen_at"))
-    rows = closed.union(still.select(*needed, "seen_at"))
-    rows = rows.filter((f.col("role") == RecordedRole.PUBLISH.value) & f.col("startup_ms").isNotNull())
-    of_stream = Window.partitionBy("node", "app", "stream").orderBy("opened_at", "conn_id")
-    away_s = (f.unix_micros("opened_at") - f.unix_micros(f.lag("seen_at").over(of_stream))) / 1e6
-    back = (away_s < BACK_S) & (away_s + f.col("startup_ms") / 1e3 > -TAKEN_OVER_S)
-    rows = rows.withColumn("away_s", f.when(back, f.greatest(f.lit(0.0), away_s)))
-    so_far = of_stream.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    gap_share = share(f.col("gap_ms"), f.col("duration_s") * 1e3)
-    rows = rows.withColumns({"reconnects": f.count("away_s").over(so_far), "gap_share": gap_share})
-    return rows.withColumn("health", _health()).select(*COLUMNS)
+    marks = {"back_s": BACK_S, "taken_over_s": TAKEN_OVER_S, "gap_share": GAP_SHARE, "gap_max_ms": GAP_MAX_MS}
+    marks |= {"key_max_ms": KEY_MAX_MS, "jitter_ms": JITTER_MS}
+    return query("viewers/ingest", {"sessions": parts.table("sessions"), "still": still_open(parts)}, **marks)

@@ -15,15 +15,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from flowctl.analyze.engine import DUCKDB, Window, running
 from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart
-from flowctl.analyze.models import query
-from flowctl.records.telemetry.schema import CLASS_NAMES, STATE_NAMES, VIEWING, RecordedRole
+from flowctl.analyze.models import query, run_text
+from flowctl.records.telemetry.schema import CLASS_NAMES, CONN_NUMBER_BITS, OPENS_EVERY_S, STATE_NAMES
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from flowctl.analyze.job import Parts, Records
 
@@ -85,12 +83,6 @@ def projected(closes: DataFrame) -> DataFrame:
     return query("viewers/sessions", {"closes": closes}, **marks)
 
 
-def viewing() -> Column:
-    """Return whether a session is that of a viewer: one that watches, or asked and was given nothing."""
-    unknown = f.coalesce(f.col("role"), f.lit(RecordedRole.UNKNOWN.value)) == RecordedRole.UNKNOWN.value
-    return f.coalesce(f.col("role").isin(*VIEWING), f.lit(False)) | (unknown & f.col("asked_ms").isNotNull())
-
-
 def seen_sessions(records: Records, _: Any = None) -> DataFrame:
     return projected(records.table("flow_closes"))
 
@@ -118,31 +110,22 @@ def among(rows: DataFrame, wanted: DataFrame) -> DataFrame:
 
 
 def still_open(parts: Parts) -> DataFrame:
-    """Return the connections of the window that were open when last heard of, one row each: `OPEN_COLUMNS`.
+    """Return the connections of the window that were open when last heard of, one row each.
 
-    Of all that have closed those that were open at the end of an hour, which are few, are looked for first. Where data
-    are small they are found here: to plan the search in each query of Spark takes longer.
+    They have `OPEN_COLUMNS`, and `until`: when each ended, as far as that is known. This is the one place that says so.
     """
-    if parts.small and running() != DUCKDB:
-        return parts.spark.createDataFrame(_still_open(parts))
-    last = Window.partitionBy(*KEYS).orderBy(f.desc("seen_at"))
-    rows = parts.table("open_sessions").select(*OPEN_COLUMNS)
-    closed = parts.table("sessions").select(*KEYS).join(rows.select(*KEYS), list(KEYS), "left_semi")
-    rows = rows.join(closed, list(KEYS), "left_anti").withColumn("_rank", f.row_number().over(last))
-    return rows.filter(f.col("_rank") == 1).drop("_rank").persist()
+    inputs = {name: parts.table(name) for name in ("sessions", "open_sessions")}
+    heard = parts.spark.createDataFrame([*parts.heard.items()], "node string, heard_at timestamp")
+    newest_us = 0 if parts.newest is None else round(parts.newest.timestamp() * 1e6)
+    marks = {"number_bits": CONN_NUMBER_BITS, "every_s": int(OPENS_EVERY_S), "newest_us": newest_us}
+    return query("viewers/still_open", {**inputs, "heard": heard}, **marks).persist()
 
 
-def _still_open(parts: Parts) -> pa.Table:
-    """Return the rows of `still_open`, without Spark."""
-    import pyarrow as pa
-
-    rows = parts.arrow("open_sessions", [*OPEN_COLUMNS]).sort_by("seen_at")
-    closed = parts.arrow("sessions", KEYS)
-    of_rows, gone = (zip(*(table[name].to_pylist() for name in KEYS), strict=True) for table in (rows, closed))
-    latest = {key: place for place, key in enumerate(of_rows)}
-    for key in gone:
-        latest.pop(key, None)
-    return rows.take(pa.array(sorted(latest.values()), pa.int64()))
+def lasting(parts: Parts) -> DataFrame:
+    """Return `still_open` with `seen_at` and `play_s` as if the last row had come when the connection ended."""
+    text = """SELECT * EXCEPT (seen_at, play_s, until), until AS seen_at,
+        play_s + (unix_micros(until) - unix_micros(seen_at)) / 1e6 AS play_s FROM still"""
+    return run_text(text, {"still": still_open(parts)})
 
 
 def answer(parts: Parts, _: Any = None) -> JobAnswer:

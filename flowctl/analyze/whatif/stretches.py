@@ -145,7 +145,7 @@ def _of_flights(flight: DataFrame, trouble_s: float, most: int) -> DataFrame:
         f.max("peer_ip").alias("peer_ip"), watching.alias("watching"), f.min("number").alias("number")
     )
     keys = sampled(found.where(f.col("watching") & (f.col("number") == 0)), most)
-    keys = with_unit(keys, "peer_ip").select(*hours, "picked", "address")
+    keys = with_unit(keys).select(*hours, "picked", "address")
     restarts = (f.col("kind") == "queued") & (f.col("message_class") == "key")  # with the sizes of their headers
     needed = f.col("kind").isin("begin", "call", "limits_set", "end") | restarts
     rows = flight.select("date", "hour", *_FLIGHT_COLUMNS, f.when(needed, f.col("detail")).alias("detail"))
@@ -160,7 +160,7 @@ def _of_samples(records: Records, flown: Collection[Hour], trouble_s: float, mos
         left_out = [" ".join(hour) for hour in flown]
         return found.where(~f.concat_ws(" ", "date", "hour").isin(left_out)) if flown else found
 
-    keys = with_unit(sampled(_connections(table), most), "peer_ip")
+    keys = with_unit(sampled(_connections(table), most))
     calm = f.coalesce(f.col("episodes") == 0, f.lit(False))
     hours = ["date", "hour", "node", "conn_id"]
     troubled = keys.where(~calm).select(*hours, "picked", "address", "close_reason")

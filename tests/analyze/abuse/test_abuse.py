@@ -18,7 +18,6 @@ from flowctl.analyze.abuse.job import JOB, merge_lists
 from flowctl.analyze.abuse.weights import Weights
 from flowctl.analyze.duck.session import session
 from flowctl.analyze.engine import DUCKDB, using
-from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import JobState
 from flowctl.analyze.options import AbuseOptions, parse_networks
 from flowctl.analyze.records import addresses
@@ -643,9 +642,9 @@ def test_abuse_when_text_looks_like_an_address_takes_what_python_takes(either):
         "",
     ]
     odd += ["1:2:3:4:5:6:7::8", "1:2:3:4:5:6:7:", "12345::", "g::", "1.2.3.4\n", "::1\n"]
-    frame = either.createDataFrame([(text,) for text in whole + odd], "address string")
-    rows = frame.select("address", addresses.digits(f.col("address")).alias("digits")).collect()
-    assert {row["address"] for row in rows if row["digits"] is not None} == set(whole)
+    frame = either.createDataFrame([(text,) for text in whole + odd], "peer_ip string")
+    rows = addresses.with_unit(frame).collect()
+    assert {row["peer_ip"] for row in rows if row["subnet"] is not None} == set(whole)
     for text in whole:
         assert ipaddress.ip_address(text)
     for text in odd:
@@ -668,12 +667,11 @@ def test_unit_when_of_a_column_is_what_servers_count_as_one_address(either):
         "0:0:0:10::1",
         "h:0123456789abcdef",
     ]
-    frame = addresses.with_unit(either.createDataFrame([(text,) for text in made], "peer_ip string"), "peer_ip")
-    assert frame.columns == ["peer_ip", "address"]
-    place = addresses.subnet(f.col("address"), addresses.unit_digits(f.col("address")))
-    rows = frame.withColumn("place", place).collect()
+    frame = addresses.with_unit(either.createDataFrame([(text,) for text in made], "peer_ip string"))
+    assert frame.columns == ["peer_ip", "address", "subnet"]
+    rows = frame.collect()
     assert {row["peer_ip"]: row["address"] for row in rows} == {text: address_key(text) for text in made}
-    places = {row["peer_ip"]: row["place"] for row in rows}
+    places = {row["peer_ip"]: row["subnet"] for row in rows}
     assert (places["64:ff9b::cb00:7105"], places["::1"]) == ("203.0.113.0/24", "::/48")
     bans = BanList([Ban(cidr="203.0.113.5/32", expires=None)])
     assert sum(bans.match(text, NOW_S) is not None for text in made) == 6

@@ -28,7 +28,8 @@ from flowctl.analyze import run as runner
 from flowctl.analyze.abuse import job, watch
 from flowctl.analyze.duck.session import session
 from flowctl.analyze.engine import DUCKDB, running, using
-from flowctl.analyze.records.addresses import unit_digits, with_unit
+from flowctl.analyze.models import run_text, text_of
+from flowctl.analyze.records.addresses import with_unit
 from flowctl.analyze.spark.session import SessionOptions, SparkError, mapped_errors, open_session
 from flowctl.analyze.viewers import experience
 
@@ -101,11 +102,11 @@ def tables(spark: Any, events: str, flights: str, out: str) -> dict[str, Any]:
 
 def shown(spark: Any, outputs: dict[str, str], out: str) -> None:
     seen = [spark.read.parquet(outputs[name]) for name in ("sessions", "sessions_open")]
-    once = seen[0].unionByName(seen[1], allowMissingColumns=True).where(experience.viewing())
-    known = with_unit(once, "peer_ip").withColumn("digits", unit_digits(functions.col("address")))
-    stayed = known.where(functions.col("duration_s") >= experience.LEAST_STAY_S)
-    values = (functions.col(name).cast("float").alias(name) for name in ("first_frame_ms", "delay_p50_ms"))
-    stayed.select(*values, experience._keyed(tuple(experience._dimensions()))).write.parquet(out)
+    once = seen[0].unionByName(seen[1], allowMissingColumns=True).selectExpr("*", "'' AS date", "'' AS hour")
+    keyed, _, _ = text_of("viewers/felt").rpartition("SELECT")
+    text = f"{keyed} SELECT first_frame_ms, delay_ms AS delay_p50_ms, dimension AS `by`, value AS key FROM keyed"
+    found = run_text(text, {"sessions": with_unit(once)}, least_stay_s=experience.LEAST_STAY_S)
+    found.write.parquet(out)
 
 
 def kill_worker(spark: Any, events: str, out: str, name: str, group: int) -> dict[str, Any]:

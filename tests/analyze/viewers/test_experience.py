@@ -10,7 +10,7 @@ import pytest
 
 from flowctl.analyze.engine import functions as f
 from flowctl.reasons import SLOW_ENDS
-from flowctl.records.telemetry.schema import CLASS_NAMES, STATE_NAMES
+from flowctl.records.telemetry.schema import CLASS_NAMES, FLOW_EVENTS, STATE_NAMES
 from tests.analyze.viewers.test_viewer_sessions import modelled
 from tests.analyze.viewers.viewer_kit import Held, HeldParts, at, close, random_close
 
@@ -133,13 +133,14 @@ def test_experience_of_random_sessions_is_that_of_plain_python(world):
 
 
 def test_peaks_of_random_sessions_are_those_of_counting_each_second(world):
-    newest = max(row["ts"] for row in (*world.closes, *world.opens)).timestamp()
+    rows = sorted((*world.closes, *world.opens), key=lambda row: row["ts"])
+    newest = {row["node"]: row["ts"].timestamp() for row in rows}
     spans: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row in world.viewers():
         if row["play_s"] is None:
             continue
         seen = row["ts"].timestamp()
-        until = seen if row["reason"] is not None else max(seen, min(seen + 300, newest))
+        until = seen if row["reason"] is not None else max(seen, min(seen + 300, newest[row["node"]]))
         stream = "/".join(part for part in (row["app"], row["stream"]) if part is not None)
         for where in (("all", "all"), ("stream", stream), ("node", row["node"])):
             spans.setdefault(where, []).append((math.floor(seen - row["play_s"]), math.floor(until)))
@@ -310,3 +311,26 @@ def test_peaks_after_a_restart_leave_out_whom_the_killed_server_had(either, smal
     experience.JOB.answer(parts, None)
     peaks = {row["key"]: row["peak_viewers"] for row in parts.rows("experience") if row["by"] in {"all", "node"}}
     assert peaks == {"all": 57, "n1": 50, "n2": 7}
+
+
+@pytest.mark.parametrize("other", [0, 300])
+def test_peaks_when_a_node_dies_count_each_viewer_once(either, other):
+    """Those of a dead node were there until it was last heard of, in any table, and are elsewhere from then on."""
+    from flowctl.analyze.viewers import experience, fleet, sessions
+
+    def viewer(seconds, conn_id, node, since, **columns):
+        return close(seconds, conn_id, node=node, duration_s=seconds - since, startup_ms=0.0, **columns)
+
+    last = [viewer(701 + number, number + 1, "n1", 100, reason=None) for number in range(200)]
+    moved = [viewer(1500, number + 1, "n2", 1003) for number in range(200)]
+    beside = [viewer(1500, number + 501, "n2", 50) for number in range(other)]
+    heard = dict.fromkeys(FLOW_EVENTS.names) | {"ts": at(1000), "node": "n1", "seq": 1, "conn_id": 0}
+    held = Held(either, {"flow_opens": last, "flow_closes": moved + beside, "flow_events": [heard]})
+    parts = HeldParts(held, sessions.JOB, experience.JOB, fleet.JOB)
+    experience.JOB.answer(parts, None)
+    peaks = {row["key"]: row["peak_viewers"] for row in parts.rows("experience") if row["by"] in {"all", "node"}}
+    assert peaks == {"all": 200 + other, "n1": 200, "n2": 200 + other}
+    fleet.JOB.answer(parts, None)
+    minutes = {(row["node"], row["minute"]): row["viewers"] for row in parts.rows("fleet_streams")}
+    assert minutes["n1", 900.0] == pytest.approx(200), "up to when their node was last heard of"
+    assert ("n1", 1020.0) not in minutes

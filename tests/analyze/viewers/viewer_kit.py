@@ -92,6 +92,8 @@ class HeldParts:
         self.spark, self.out, self.since, self.until, self.small = records.spark, "", since, until, small
         rows = [row["ts"] for table in records.rows.values() for row in table]
         self.newest = max(rows, default=None)
+        told = sorted((row["ts"], row["node"]) for table in records.rows.values() for row in table)
+        self.heard = {node: at for at, node in told}
         self.accounts = [{"table": name, "rows_out": len(rows)} for name, rows in records.rows.items()]
         self.results: dict[str, Any] = {}
         self._parts = {part.name: (part, part.make(records, None)) for job in jobs for part in job.parts}

@@ -40,7 +40,7 @@ def truth(spark: SparkSession, options: SynthOptions, cast: Cast) -> DataFrame:
         f.col("peer_ip").alias("written"), "abuser", f.when(~f.col("plain"), f.col("name")).alias("name")
     )
     kind = f.coalesce(f.min(f.when(f.col("abuser"), f.col("name"))), f.min("name")).alias("kind")
-    at_address = addresses.with_unit(told.distinct(), "written").groupBy("address")
+    at_address = addresses.with_unit(told.distinct().withColumnRenamed("written", "peer_ip")).groupBy("address")
     by_address = at_address.agg(kind, f.max("abuser").alias("abuser"), f.max(~f.col("abuser")).alias("honest"))
     return by_address.where(f.col("kind").isNotNull())
 

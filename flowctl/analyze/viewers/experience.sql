@@ -1,0 +1,128 @@
+-- Figures of what viewers felt: of each dimension the values with the most viewers, and all others in one row.
+--
+-- Inputs: felt (of felt.sql), several rows of a value. Contract: FIGURES in experience.py, and by, key (null: of all
+-- others), keys. Figures are quotients of sums, and quantiles of sketches.
+
+WITH merged AS (
+  SELECT
+    `by`,
+    key,
+    try_sum(viewers) AS viewers,
+    try_sum(attempts) AS attempts,
+    try_sum(plays) AS plays,
+    try_sum(start_failures) AS start_failures,
+    try_sum(exits_before_start) AS exits_before_start,
+    try_sum(troubled) AS troubled,
+    try_sum(cut_slow) AS cut_slow,
+    try_sum(play_ms) AS play_ms,
+    try_sum(stall_count) AS stall_count,
+    try_sum(stall_ms) AS stall_ms,
+    try_sum(stall_play_ms) AS stall_play_ms,
+    try_sum(late_ms) AS late_ms,
+    try_sum(target_ms) AS target_ms,
+    try_sum(pictures_wanted) AS pictures_wanted,
+    try_sum(pictures_sent) AS pictures_sent,
+    try_sum(switches) AS switches,
+    try_sum(set_ms) AS set_ms,
+    try_sum(smaller_ms) AS smaller_ms,
+    try_sum(sent_bytes) AS sent_bytes,
+    try_sum(rated_bytes) AS rated_bytes,
+    try_sum(rated_ms) AS rated_ms,
+    try_sum(framed_pictures) AS framed_pictures,
+    try_sum(framed_ms) AS framed_ms,
+    try_sum(accepted_messages) AS accepted_messages,
+    try_sum(dropped_messages) AS dropped_messages,
+    try_sum(ready_ms) AS ready_ms,
+    try_sum(overloaded_ms) AS overloaded_ms,
+    try_sum(soft_ms) AS soft_ms,
+    try_sum(hard_ms) AS hard_ms,
+    kll_merge_agg_float(first_frames) AS first_frames,
+    kll_merge_agg_float(delays) AS delays
+  FROM felt
+  GROUP BY `by`, key
+),
+ranked AS (
+  SELECT *, row_number() OVER (PARTITION BY `by` ORDER BY viewers DESC, attempts DESC, key) AS place FROM merged
+),
+kept AS (
+  SELECT * EXCEPT (key), CASE WHEN place <= :most_values THEN key END AS key FROM ranked
+),
+summed AS (
+  SELECT
+    `by`,
+    key,
+    count(*) AS keys,
+    try_sum(viewers) AS viewers,
+    try_sum(attempts) AS attempts,
+    try_sum(plays) AS plays,
+    try_sum(start_failures) AS start_failures,
+    try_sum(exits_before_start) AS exits_before_start,
+    try_sum(troubled) AS troubled,
+    try_sum(cut_slow) AS cut_slow,
+    try_sum(play_ms) AS play_ms,
+    try_sum(stall_count) AS stall_count,
+    try_sum(stall_ms) AS stall_ms,
+    try_sum(stall_play_ms) AS stall_play_ms,
+    try_sum(late_ms) AS late_ms,
+    try_sum(target_ms) AS target_ms,
+    try_sum(pictures_wanted) AS pictures_wanted,
+    try_sum(pictures_sent) AS pictures_sent,
+    try_sum(switches) AS switches,
+    try_sum(set_ms) AS set_ms,
+    try_sum(smaller_ms) AS smaller_ms,
+    try_sum(sent_bytes) AS sent_bytes,
+    try_sum(rated_bytes) AS rated_bytes,
+    try_sum(rated_ms) AS rated_ms,
+    try_sum(framed_pictures) AS framed_pictures,
+    try_sum(framed_ms) AS framed_ms,
+    try_sum(accepted_messages) AS accepted_messages,
+    try_sum(dropped_messages) AS dropped_messages,
+    try_sum(ready_ms) AS ready_ms,
+    try_sum(overloaded_ms) AS overloaded_ms,
+    try_sum(soft_ms) AS soft_ms,
+    try_sum(hard_ms) AS hard_ms,
+    kll_merge_agg_float(first_frames) AS first_frames,
+    kll_merge_agg_float(delays) AS delays
+  FROM kept
+  GROUP BY `by`, key
+)
+SELECT
+  `by`,
+  key,
+  keys,
+  coalesce(viewers, 0) AS viewers,
+  coalesce(attempts, 0) AS attempts,
+  coalesce(plays, 0) AS plays,
+  coalesce(start_failures, 0) AS start_failures,
+  coalesce(exits_before_start, 0) AS exits_before_start,
+  coalesce(stall_count, 0) AS stall_count,
+  coalesce(troubled, 0) AS troubled,
+  coalesce(cut_slow, 0) AS cut_slow,
+  coalesce(switches, 0) AS switches,
+  coalesce(accepted_messages, 0) AS accepted_messages,
+  coalesce(dropped_messages, 0) AS dropped_messages,
+  coalesce(sent_bytes, 0) AS sent_bytes,
+  coalesce(viewers, 0) < :few AS few,
+  CASE WHEN coalesce(viewers, 0) > :sketch_k THEN :rank_error ELSE 0e0 END AS rank_error,
+  CAST(CASE WHEN kll_sketch_get_n_float(first_frames) > 0 THEN kll_sketch_get_quantile_float(first_frames, 5e-1) END AS DOUBLE) AS first_frame_p50_ms,
+  CAST(CASE WHEN kll_sketch_get_n_float(first_frames) > 0 THEN kll_sketch_get_quantile_float(first_frames, 95e-2) END AS DOUBLE) AS first_frame_p95_ms,
+  CAST(CASE WHEN kll_sketch_get_n_float(delays) > 0 THEN kll_sketch_get_quantile_float(delays, 5e-1) END AS DOUBLE) AS delay_p50_ms,
+  CAST(CASE WHEN kll_sketch_get_n_float(delays) > 0 THEN kll_sketch_get_quantile_float(delays, 95e-2) END AS DOUBLE) AS delay_p95_ms,
+  CAST(CASE WHEN kll_sketch_get_n_float(delays) > 0 THEN kll_sketch_get_quantile_float(delays, 99e-2) END AS DOUBLE) AS delay_p99_ms,
+  try_divide(pictures_sent, pictures_wanted) AS picture_share,
+  try_divide(late_ms, target_ms) AS late_share,
+  try_divide(stall_ms, stall_play_ms) AS stall_ratio,
+  try_divide(rated_bytes * 8e3, rated_ms) AS bit_rate,
+  try_divide(framed_pictures * 1e3, framed_ms) AS frames_per_s,
+  coalesce(play_ms, 0) / 3.6e6 AS play_hours,
+  try_divide(dropped_messages, accepted_messages) AS drop_ratio,
+  try_divide(smaller_ms, set_ms) AS smaller_rendition_share,
+  try_divide(coalesce(ready_ms, 0), coalesce(ready_ms, 0) + coalesce(overloaded_ms, 0) + coalesce(soft_ms, 0)
+    + coalesce(hard_ms, 0)) AS share_ready,
+  try_divide(coalesce(overloaded_ms, 0), coalesce(ready_ms, 0) + coalesce(overloaded_ms, 0) + coalesce(soft_ms, 0)
+    + coalesce(hard_ms, 0)) AS share_overloaded,
+  try_divide(coalesce(soft_ms, 0), coalesce(ready_ms, 0) + coalesce(overloaded_ms, 0) + coalesce(soft_ms, 0)
+    + coalesce(hard_ms, 0)) AS share_soft,
+  try_divide(coalesce(hard_ms, 0), coalesce(ready_ms, 0) + coalesce(overloaded_ms, 0) + coalesce(soft_ms, 0)
+    + coalesce(hard_ms, 0)) AS share_hard
+FROM summed

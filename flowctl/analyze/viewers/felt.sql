@@ -1,0 +1,109 @@
+-- What viewers felt, summed up by the values of each dimension; sums are of whole numbers.
+--
+-- Input: sessions (of sessions.sql). Contract: PART_COLUMNS in experience.py, and date and hour.
+-- A stall counts for at most as long as it was played: ratios of sums are shares, as those of sessions are.
+
+WITH viewers AS (
+  SELECT
+    date, hour, app, stream, agent, node, role, subnet,
+    CASE WHEN play_s IS NOT NULL AND duration_s >= :least_stay_s THEN 1 END AS viewers,
+    CASE WHEN asked_ms IS NOT NULL OR startup_ms IS NOT NULL THEN 1 END AS attempts,
+    CASE WHEN startup_ms IS NOT NULL THEN 1 END AS plays,
+    CASE WHEN start_failure IS NOT NULL THEN 1 END AS start_failures,
+    CASE WHEN exit_before_start THEN 1 END AS exits_before_start,
+    CASE WHEN blame <> 'none' THEN 1 END AS troubled,
+    CASE WHEN close_reason IN (:slow_ends) THEN 1 END AS cut_slow,
+    CAST(round(play_s * 1e3) AS BIGINT) AS play_ms,
+    stall_count,
+    CAST(round(stall_ratio * round(play_s * 1e3)) AS BIGINT) AS stall_ms,
+    CASE WHEN stall_ratio IS NOT NULL THEN CAST(round(play_s * 1e3) AS BIGINT) END AS stall_play_ms,
+    CAST(round(late_share * sampled_ms) AS BIGINT) AS late_ms,
+    CASE WHEN late_share IS NOT NULL THEN CAST(round(sampled_ms) AS BIGINT) END AS target_ms,
+    CASE WHEN picture_share IS NOT NULL THEN pictures_wanted END AS pictures_wanted,
+    CAST(round(picture_share * pictures_wanted) AS BIGINT) AS pictures_sent,
+    switches,
+    CASE WHEN smaller_rendition_share IS NOT NULL THEN CAST(round(set_s * 1e3) AS BIGINT) END AS set_ms,
+    CAST(round(smaller_rendition_share * set_s * 1e3) AS BIGINT) AS smaller_ms,
+    sent_bytes,
+    CASE WHEN bit_rate IS NOT NULL THEN sent_bytes END AS rated_bytes,
+    CASE WHEN bit_rate IS NOT NULL THEN CAST(round(play_s * 1e3) AS BIGINT) END AS rated_ms,
+    CASE WHEN frames_per_s IS NOT NULL THEN pictures_sent END AS framed_pictures,
+    CASE WHEN frames_per_s IS NOT NULL THEN CAST(round(play_s * 1e3) AS BIGINT) END AS framed_ms,
+    coalesce(accepted_messages_control, 0) + coalesce(accepted_messages_header, 0)
+        + coalesce(accepted_messages_key, 0) + coalesce(accepted_messages_inter, 0)
+        + coalesce(accepted_messages_disposable, 0) + coalesce(accepted_messages_audio, 0)
+        + coalesce(accepted_messages_data, 0) AS accepted_messages,
+    dropped_messages,
+    CAST(round(time_ready_ms) AS BIGINT) AS ready_ms,
+    CAST(round(time_overloaded_ms) AS BIGINT) AS overloaded_ms,
+    CAST(round(time_soft_ms) AS BIGINT) AS soft_ms,
+    CAST(round(time_hard_ms) AS BIGINT) AS hard_ms,
+    CASE WHEN duration_s >= :least_stay_s THEN CAST(first_frame_ms AS FLOAT) END AS first_frame_ms,
+    CASE WHEN duration_s >= :least_stay_s THEN CAST(delay_p50_ms AS FLOAT) END AS delay_ms,
+    -- Its family: the first that is named, for browsers name each other, else the first word of its name.
+    CASE
+      WHEN contains(lower(agent), 'obs') THEN 'OBS'
+      WHEN contains(lower(agent), 'lavf') OR contains(lower(agent), 'ffmpeg') THEN 'FFmpeg'
+      WHEN contains(lower(agent), 'vlc') THEN 'VLC'
+      WHEN contains(lower(agent), 'mpv') THEN 'mpv'
+      WHEN contains(lower(agent), 'gstreamer') THEN 'GStreamer'
+      WHEN contains(lower(agent), 'edg') THEN 'Edge'
+      WHEN contains(lower(agent), 'opr/') THEN 'Opera'
+      WHEN contains(lower(agent), 'firefox/') THEN 'Firefox'
+      WHEN contains(lower(agent), 'chrome/') THEN 'Chrome'
+      WHEN contains(lower(agent), 'safari/') THEN 'Safari'
+      WHEN contains(lower(agent), 'curl') THEN 'curl'
+      ELSE regexp_extract(agent, '^[A-Za-z][A-Za-z0-9._-]{0,23}', 0) END AS family
+  FROM sessions
+  -- One that watches, or asked and was given nothing.
+  WHERE role IN (:viewing) OR (coalesce(role, 'unknown') = 'unknown' AND asked_ms IS NOT NULL)
+),
+keyed AS (
+  SELECT * FROM viewers LATERAL VIEW inline(array(
+    named_struct('dimension', 'all', 'value', 'all'),
+    named_struct('dimension', 'stream', 'value', concat_ws('/', app, stream)),
+    named_struct('dimension', 'application', 'value', coalesce(app, '')),
+    named_struct('dimension', 'network', 'value', coalesce(subnet, '')),
+    named_struct('dimension', 'agent', 'value', coalesce(family, '')),
+    named_struct('dimension', 'node', 'value', coalesce(node, '')),
+    named_struct('dimension', 'role', 'value', coalesce(role, ''))
+  )) each AS dimension, value
+)
+SELECT
+  dimension AS `by`,
+  value AS key,
+  try_sum(viewers) AS viewers,
+  try_sum(attempts) AS attempts,
+  try_sum(plays) AS plays,
+  try_sum(start_failures) AS start_failures,
+  try_sum(exits_before_start) AS exits_before_start,
+  try_sum(troubled) AS troubled,
+  try_sum(cut_slow) AS cut_slow,
+  try_sum(play_ms) AS play_ms,
+  try_sum(stall_count) AS stall_count,
+  try_sum(stall_ms) AS stall_ms,
+  try_sum(stall_play_ms) AS stall_play_ms,
+  try_sum(late_ms) AS late_ms,
+  try_sum(target_ms) AS target_ms,
+  try_sum(pictures_wanted) AS pictures_wanted,
+  try_sum(pictures_sent) AS pictures_sent,
+  try_sum(switches) AS switches,
+  try_sum(set_ms) AS set_ms,
+  try_sum(smaller_ms) AS smaller_ms,
+  try_sum(sent_bytes) AS sent_bytes,
+  try_sum(rated_bytes) AS rated_bytes,
+  try_sum(rated_ms) AS rated_ms,
+  try_sum(framed_pictures) AS framed_pictures,
+  try_sum(framed_ms) AS framed_ms,
+  try_sum(accepted_messages) AS accepted_messages,
+  try_sum(dropped_messages) AS dropped_messages,
+  try_sum(ready_ms) AS ready_ms,
+  try_sum(overloaded_ms) AS overloaded_ms,
+  try_sum(soft_ms) AS soft_ms,
+  try_sum(hard_ms) AS hard_ms,
+  kll_sketch_agg_float(first_frame_ms, :sketch_k) AS first_frames,
+  kll_sketch_agg_float(delay_ms, :sketch_k) AS delays,
+  date,
+  hour
+FROM keyed
+GROUP BY dimension, value, date, hour
