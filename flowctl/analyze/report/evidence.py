@@ -246,6 +246,7 @@ class Shot(NamedTuple):
     plot: Plot | None = None
     figures: tuple[Sequence[str], Sequence[Sequence[str]]] | None = None  # heads and rows; None: as the plot has them
     note: str = ""
+    command: str = ""  # that shows more
 
 
 def bars(found: ReportFindings, name: str) -> Shot | None:
@@ -339,3 +340,30 @@ def states(found: ReportFindings) -> Shot | None:
     note = "" if top == 1.0 else f" The axis ends at {percent(top)}; all that is not shown is READY."
     plot = _over_time(found, layers, "share", top)
     return Shot("states", "When were viewers in trouble?", said, plot=plot, note=f"{said}{note}")
+
+
+def histories(found: ReportFindings) -> list[Shot]:
+    """Return what happened to the viewers that were worst off, one by one."""
+    shots = []
+    paints = {word: PAINTS[state] for state, word in STATE_WORDS.items()}
+    for place, line in enumerate(found.timelines):
+        row, points = line.viewer, line.points.astype(object).where(line.points.notna(), None)
+        curves = [
+            Curve(label="queue", paint="s1", unit="bytes", values=points["queue"].tolist(), draw="line"),
+            Curve(label="line", paint="s3", unit="bits", values=points["line"].tolist(), draw="line"),
+            Curve(label="left out", paint="s8", unit="count", values=points["drops"].tolist(), draw="bars"),
+        ]
+        xs = points["at"].tolist()
+        ends = [*(at for at, _ in line.states[1:]), xs[-1]]
+        strip = [(at, end, paints.get(state, "calm")) for (at, state), end in zip(line.states, ends, strict=False)]
+        plot = Plot(x_label="time (UTC)", x_unit="time", xs=xs, height=170, curves=curves, strip=strip)
+        who, why = _text(row, "stream"), WORDS.get(str(row.get("blame")), words(row.get("blame")))
+        changes = ", ".join(f"{_stamp(at)[11:]} {words(state, 20)}" for at, state in line.states[:12])
+        shots.append(
+            Shot(
+                f"viewer-{place}", f"{words(row.get('peer_ip'))}, {who}: {why}, {words(row.get('close_reason'))}",
+                f"{len(line.states)} states, {figure(points['drops'].sum())} messages left out", plot=plot,
+                note=f"{changes}{' ...' if len(line.states) > 12 else ''}", command=line.command,
+            )
+        )  # fmt: skip
+    return shots

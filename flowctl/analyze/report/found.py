@@ -70,6 +70,16 @@ class CutTable(NamedTuple):
     total: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One viewer over time."""
+
+    viewer: Row
+    points: Any  # frame of pandas with the columns at (Unix time), queue (bytes), line (bits a second) and drops
+    states: Sequence[tuple[float, str]]  # since when it was in which; the last one ends with the points
+    command: str  # that replays its flight; "": none was recorded
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFindings:
     """All that a report shows."""
@@ -92,6 +102,7 @@ class ReportFindings:
     streams: Mapping[str, Sequence[float]] = field(default_factory=dict)  # name -> its viewers in each of these rows
     # (Dimension, key) -> its row of `experience` a day earlier; where the results do not have that day, nothing
     before: Mapping[tuple[str, str], Row] = field(default_factory=dict)
+    timelines: Sequence[Timeline] = ()  # of the viewers that were worst off
     # Whole days since the first record -> most viewers at once on that day
     peaks: Mapping[int, float] = field(default_factory=dict)
     # Name of a job -> which of its tables could not be read, and why

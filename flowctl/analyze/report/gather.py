@@ -25,6 +25,7 @@ import pyarrow.dataset as ds
 
 from flowctl.analyze.records.place import RecordPlace
 from flowctl.analyze.report.found import MEASURES, STATES, SURE_OF_DIFFERENCE, CutTable, ReportFindings, Row, json_of
+from flowctl.analyze.report.timelines import timelines
 from flowctl.analyze.viewers.ingest import HEALTH
 from flowctl.charts.words import number
 from flowctl.core.text.addresses import NETWORK_BITS, UNIT_BITS, Network, meanings
@@ -146,13 +147,13 @@ def gather(
 ) -> ReportFindings:
     missing: dict[str, str] = {}
 
-    def read(job: str, name: str, take: Callable[[], Any]) -> Any:
+    def read(job: str, name: str, take: Callable[[], Any], of: str = "") -> Any:
         if jobs and jobs.get(job, {}).get("state") != "done":
             return None
         try:
             return take()
         except Exception as error:  # noqa: BLE001 - a table may be broken in any way, and must not cost the others
-            missing[job] = foreign(f"{name}: {type(error).__name__}: {error}", 300)
+            missing[of or job] = foreign(f"{name}: {type(error).__name__}: {error}", 300)
             return None
 
     cuts: dict[str, CutTable] = {}
@@ -170,10 +171,19 @@ def gather(
     viewers = read("sessions", "sessions", lambda: _viewers(tables, cuts.get("all", CutTable()).rows, listed)) or {}
     named = [str(row["key"]) for row in cuts.get("stream", CutTable()).rows if row["key"]][:MOST_STREAMS]
     fields = viewers | (read("fleet", "fleet_streams", lambda: _over_time(tables, named)) or {})
+    worst = fields.get("tables", {}).get("worst", CutTable()).rows
+    lines = read("sessions", "records", lambda: timelines(events, worst), "timelines") or []
     books = _books(jobs, accounts, missing)
     cuts |= fields.get("tables", {}) | {name: CutTable(rows, len(rows)) for name, rows in books.items()}
     made_at = datetime.now(UTC)
-    told: dict[str, Any] = {"events": events, "made_at": made_at, "window": window, "jobs": jobs, "missing": missing}
+    told: dict[str, Any] = {
+        "timelines": lines,
+        "events": events,
+        "made_at": made_at,
+        "window": window,
+        "jobs": jobs,
+        "missing": missing,
+    }
     return ReportFindings(**told, before=before, **fields | {"tables": cuts})
 
 
@@ -229,6 +239,7 @@ def _viewers(tables: Tables, whole: Sequence[Row], listed: Listed) -> dict[str, 
     cuts = {name: CutTable(rows_of(rows.head(200)), len(rows)) for name, rows in told.items()}
     worst = first(honest, ("cut_slow", "trouble_ms", "delay_p99_ms"))
     worst = worst.assign(network=[_networks_of(str(address))[1] for address in worst["peer_ip"]])
+    worst = worst.assign(until=times["closed_at"].fillna(times["seen_at"]))
     cuts["worst"] = CutTable(rows_of(worst), len(honest))
     sets = viewers[~bad & (viewers["set_s"] > 0)]
     cuts["renditions"] = _renditions(sets["renditions"], drawn)

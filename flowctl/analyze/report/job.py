@@ -12,7 +12,18 @@ from typing import Any, Final, NamedTuple
 from flowctl.analyze.job import AnalysisJob, JobAnswer, Parts
 from flowctl.analyze.record import RECORD_FILE
 from flowctl.analyze.report.answers import Advice, answers, recorded
-from flowctl.analyze.report.evidence import TABLES, Shot, bars, cells_of, crowd, delays, figures_of, note_of, states
+from flowctl.analyze.report.evidence import (
+    TABLES,
+    Shot,
+    bars,
+    cells_of,
+    crowd,
+    delays,
+    figures_of,
+    histories,
+    note_of,
+    states,
+)
 from flowctl.analyze.report.found import FORMAT, MEASURES, ReportFindings, json_of, measured
 from flowctl.analyze.report.gather import Tables, gather
 from flowctl.charts.page import page
@@ -50,8 +61,9 @@ SECTIONS: Final = {
     ),
     "trouble": Section(
         "When was trouble, and whose fault was it?", "sessions", (states, "blames", "closes"),
-        ("worst", "ingest"),
+        ("ingest",),
     ),
+    "worst": Section("Who was worst off, and what happened to them?", "sessions", (), ("worst",)),
     "limits": Section("What does the choice of limits rest on?", "whatif", (), ("whatif_choices",)),
     "bans": Section("Who behaved badly?", "abuse", (), ("abuse_scores",)),
     "capacity": Section("How full are the nodes?", "capacity", ("capacity_nodes",), ("capacity_nodes",)),
@@ -89,7 +101,7 @@ def _section(findings: ReportFindings, name: str, section: Section) -> dict[str,
         "quiet": [(kind, [(_ASKED[item.about], item) for item in advised if item.kind == kind])
                   for kind in ("fine", "unknown")] if advised else (),
         "tiles": _tiles(findings) if name == "felt" else (),
-        "figures": [item for item in drawn if item is not None],
+        "figures": [item for item in drawn if item is not None] + (histories(findings) if name == "worst" else []),
         "tables": [table for item in section.tables if (table := _table(findings, item))],
     }  # fmt: skip
     made["said"] = made["said"] if any(made.values()) else findings.why_not(section.job)

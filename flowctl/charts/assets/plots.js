@@ -43,9 +43,10 @@
     const times = (self, ticks, axis, space, step) => ticks.map(tick => at(tick, step));
     const x = { values: plot.x.unit === "time" ? times : texts(plot.x.unit) };
     return [
-      { ...look, ...x, label: plot.x.label, labelFont: look.font, labelSize: 18 },
+      { ...look, ...x, label: plot.x.label, labelFont: look.font, labelSize: 18, size: 26, space: 78 },
       ...sides.map((unit, place) => ({
-        ...look, scale: unit, values: texts(unit), side: place ? 1 : 3, size: 66, show: place < 2,
+        ...look, scale: unit, values: texts(unit), side: place ? 1 : 3, size: 66, show: place < 2, space: 28,
+        ...(unit === "bytes" ? { incrs: Array.from({ length: 50 }, (_, power) => 2 ** power) } : {}),
         grid: { ...look.grid, show: !place },
       })),
     ];
@@ -74,7 +75,7 @@
           ctx.moveTo(place, bbox.top);
           ctx.lineTo(place, bbox.top + bbox.height);
           ctx.textAlign = place > bbox.left + bbox.width / 2 ? "right" : "left";
-          ctx.fillText(label, place + (ctx.textAlign === "left" ? 5 : -5) * ratio, bbox.top + 12 * ratio);
+          ctx.fillText(label, place + (ctx.textAlign === "left" ? 5 : -5) * ratio, bbox.top + bbox.height - 7 * ratio);
         } else {
           ctx.moveTo(bbox.left, place);
           ctx.lineTo(bbox.left + bbox.width, place);
