@@ -158,7 +158,6 @@ class Dot:
     title: str
     paint: str = "var(--quiet)"
     label: str = ""  # stands beside it; "": nothing does, and the dot is a quiet one
-    front: bool = False
     hollow: bool = False
 
 
@@ -181,7 +180,7 @@ class Dots(Picture):
         x, y = self._axes()
         largest = max(dot.size for dot in self.dots) or 1.0
         parts = frame(x, y)
-        for dot in sorted(self.dots, key=lambda item: (bool(item.label), item.front)):
+        for dot in sorted(self.dots, key=lambda item: bool(item.label)):
             # Area, not radius, follows the figure: that is what eyes compare.
             radius = 4 + 7 * math.sqrt(max(dot.size, 0.0) / largest)
             kind = "dot marked" if dot.label else "dot"

@@ -134,30 +134,27 @@ class Cell(NamedTuple):
     before: str = ""
 
 
-def cells_of(found: ReportFindings, name: str) -> tuple[list[tuple[str, str, bool]], list[Sequence[Cell]]] | None:
-    """Return the heads of a table (words, name, whether one chooses by it) and its cells; None: it has no rows."""
-    rows = found.rows(name)[: TABLES[name].most]
-    cells = {column: [_cell(found, name, row, column) for row in rows] for column in TABLES[name].columns.split()}
+def shown(found: ReportFindings, name: str) -> dict[str, Any] | None:
+    """Return a table of the page: heads (words, name, whether one chooses by it) and cells; None: it has no rows."""
+    look, cut = TABLES[name], found.tables.get(name, CutTable())
+    rows = cut.rows[: look.most]
+    if not rows:
+        return None
+    cells = {column: [_cell(found, name, row, column) for row in rows] for column in look.columns.split()}
     there = [column for at, (column, of) in enumerate(cells.items()) if not at or {cell.text for cell in of} != {"-"}]
     heads = [
         (_UNIT.sub("", of.replace("per_s", "per_second")).replace("_", " "), of.replace("/", "_of_"), of in _CHOSEN_BY)
         for of in there
     ]
-    return (heads, list(zip(*(cells[column] for column in there), strict=True))) if rows else None
+    told = f"The first {len(rows):,} of {cut.total:,} rows. " if cut.total > len(rows) else ""
+    table = list(zip(*(cells[column] for column in there), strict=True))
+    said = {"name": name, "title": look.title, "folded": look.folded, "note": f"{told}{look.note}".strip()}
+    return said | {"heads": heads, "rows": table}
 
 
 _CHOSEN_BY: Final = ("stream", "network", "agent", "node", "blame", "verdict", "health")
 """Columns with few values, by which people look at a part of a table."""
 _UNIT: Final = re.compile("/.*|_(ms|s|bytes)$")
-
-
-def note_of(found: ReportFindings, name: str) -> str:
-    """Return what one must know to read a table, and how much of it is not shown."""
-    cut = found.tables.get(name, CutTable())
-    shown = min(len(cut.rows), TABLES[name].most)
-    left = cut.total - shown
-    told = f"The first {shown:,} of {cut.total:,} rows. " if left > 0 else ""
-    return f"{told}{TABLES[name].note}".strip()
 
 
 def _cell(found: ReportFindings, name: str, row: Row, column: str) -> Cell:

@@ -11,19 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from flowctl.analyze.job import AnalysisJob, JobAnswer, Parts
 from flowctl.analyze.record import RECORD_FILE
+from flowctl.analyze.report import evidence
 from flowctl.analyze.report.answers import Advice, answers, recorded
-from flowctl.analyze.report.evidence import (
-    TABLES,
-    Shot,
-    bars,
-    cells_of,
-    crowd,
-    delays,
-    figures_of,
-    histories,
-    note_of,
-    states,
-)
 from flowctl.analyze.report.found import FORMAT, MEASURES, ReportFindings, json_of, measured
 from flowctl.analyze.report.gather import Tables, gather
 from flowctl.charts.page import page
@@ -49,18 +38,18 @@ class Section(NamedTuple):
 
     title: str
     job: str  # whose results it shows; where there are none it says why
-    pictures: Sequence[str | Callable[[ReportFindings], Shot | None]] = ()
+    pictures: Sequence[str | Callable[[ReportFindings], evidence.Shot | None]] = ()
     tables: Sequence[str] = ()
 
 
 SECTIONS: Final = {
     "do": Section("What to do", ""),
     "felt": Section(
-        "What viewers felt", "sessions", (crowd, delays, "pictures", "renditions"),
+        "What viewers felt", "sessions", (evidence.crowd, evidence.delays, "pictures", "renditions"),
         ("all", "sets", "stream", "application", "network", "node", "agent"),
     ),
     "trouble": Section(
-        "When was trouble, and whose fault was it?", "sessions", (states, "blames", "closes"),
+        "When was trouble, and whose fault was it?", "sessions", (evidence.states, "blames", "closes"),
         ("ingest",),
     ),
     "worst": Section("Who was worst off, and what happened to them?", "sessions", (), ("worst",)),
@@ -80,7 +69,7 @@ def render(findings: ReportFindings) -> str:
         "analyze/report/report.html",
         title=f"What the servers saw: {findings.events}",
         found=findings,
-        figures_of=figures_of,
+        figures_of=evidence.figures_of,
         failed=[(name, f"{note.get('message')} {note.get('hint') or ''}") for name, note in failed],
         sections=[_section(findings, name, section) for name, section in SECTIONS.items()],
     )
@@ -88,7 +77,7 @@ def render(findings: ReportFindings) -> str:
 
 def _section(findings: ReportFindings, name: str, section: Section) -> dict[str, Any]:
     """Return what a section shows; where that is nothing, why."""
-    drawn = [bars(findings, item) if isinstance(item, str) else item(findings) for item in section.pictures]
+    drawn = [evidence.bars(findings, item) if isinstance(item, str) else item(findings) for item in section.pictures]
     said = {
         "do": recorded(findings),
         "capacity": str(findings.summary("capacity").get("answer") or ""),
@@ -98,11 +87,11 @@ def _section(findings: ReportFindings, name: str, section: Section) -> dict[str,
     made: dict[str, Any] = {
         "said": said.get(name),
         "causes": _causes(findings, advised),
-        "quiet": [(kind, [(_ASKED[item.about], item) for item in advised if item.kind == kind])
+        "quiet": [(kind, [(_ASKED[x.about], x) for x in advised if x.kind == kind])
                   for kind in ("fine", "unknown")] if advised else (),
         "tiles": _tiles(findings) if name == "felt" else (),
-        "figures": [item for item in drawn if item is not None] + (histories(findings) if name == "worst" else []),
-        "tables": [table for item in section.tables if (table := _table(findings, item))],
+        "figures": [item for item in drawn if item] + (evidence.histories(findings) if name == "worst" else []),
+        "tables": [table for item in section.tables if (table := evidence.shown(findings, item))],
     }  # fmt: skip
     made["said"] = made["said"] if any(made.values()) else findings.why_not(section.job)
     return {"name": name, "title": section.title, **made}
@@ -111,29 +100,15 @@ def _section(findings: ReportFindings, name: str, section: Section) -> dict[str,
 def _causes(findings: ReportFindings, advised: Sequence[Advice]) -> list[tuple[str, str, list[Advice]]]:
     """Return what is behind the trouble, how many viewers it has made, and the advice: what most suffer from first."""
     blames = {row.get("blame"): count_of(row.get("count")) for row in findings.rows("blames")}
-    found = [
-        (
-            sum(blames.get(blame, 0) for blame in behind),
-            cause,
-            [x for x in advised if x.kind == "act" and x.about in of],
-        )
-        for cause, (of, behind) in CAUSES.items()
-    ]
-    found.sort(key=lambda item: -item[0])
+    counts = {cause: sum(blames.get(blame, 0) for blame in behind) for cause, (_, behind) in CAUSES.items()}
+    order, cards = sorted(CAUSES, key=lambda cause: -counts[cause]), []
     of_all = plural(sum(blames.values()), "viewer")
-    return [
-        (cause, f"behind {count:,} of {of_all} in trouble" if count else "", advice)
-        for count, cause, advice in found
-        if advice
-    ]
-
-
-def _table(findings: ReportFindings, name: str) -> dict[str, Any] | None:
-    shown, cells = TABLES[name], cells_of(findings, name)
-    if cells is None:
-        return None
-    told = {"name": name, "title": shown.title, "folded": shown.folded, "note": note_of(findings, name)}
-    return told | {"heads": cells[0], "rows": cells[1]}
+    for cause in order:
+        about = CAUSES[cause][0] + ("calls",) * (cause == order[0])  # a call of nobody is about what most suffer from
+        behind = f"behind {counts[cause]:,} of {of_all} in trouble" if counts[cause] else ""
+        if advice := [item for item in advised if item.kind == "act" and item.about in about]:
+            cards.append((cause, behind, advice))
+    return cards
 
 
 def _tiles(findings: ReportFindings) -> list[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -80,25 +80,24 @@ def _read(storage: Storage, table: str, hours: Sequence[Hour], viewers: Sequence
     """Return the rows of these viewers; the newest hours first, for as many octets as are read."""
     kept = [pa.table({name: [] for name in _COLUMNS[table]})]
     numbers = pa.array([viewer["conn_id"] for viewer in viewers], pa.int64())
-    left = MOST_BYTES
-    for path, size_bytes, hour in _files(storage, table, hours):
-        left -= size_bytes
+    folders = {f"{table}/date={date}/hour={hour}": (date, hour) for date, hour in hours}
+    files = [
+        (info, of) for folder, of in folders.items() if storage.is_folder(folder) for _, info in storage.walk(folder)
+    ]
+    left, now_us = MOST_BYTES, int(time.time() * 1e6)
+    for info, hour in files:
+        left -= info.size or 0
         if left < 0:
             break
-        if facts_of(storage.system, path, table, hour, int(time.time() * 1e6)).usable:
-            with storage.system.open_input_file(path) as source:
+        name, bad = info.base_name, storage.strange(info)
+        if not name.endswith(".parquet") or name.startswith((".", "_")) or bad:
+            continue
+        if facts_of(storage.system, info.path, table, hour, now_us).usable:
+            with storage.system.open_input_file(info.path) as source:
                 for piece in pieces(opened(source, table), table, _COLUMNS[table]):
                     rows = piece.filter(pc.is_in(piece["conn_id"], numbers))
                     kept.append(rows.group_by([*_WHO]).aggregate([]) if table == "flight" else rows)
     return pa.concat_tables(kept, promote_options="permissive").to_pandas()
-
-
-def _files(storage: Storage, table: str, hours: Sequence[Hour]) -> Iterator[tuple[str, int, Hour]]:
-    for date, hour in hours:
-        folder = f"{table}/date={date}/hour={hour}"
-        for path, info in storage.walk(folder) if storage.is_folder(folder) else ():
-            if path.endswith(".parquet") and not storage.strange(info):
-                yield info.path, info.size or 0, (date, hour)
 
 
 def _points(rows: pd.DataFrame) -> pd.DataFrame:

@@ -31,6 +31,7 @@ from report_kit import (
 
 from flowctl.analyze.records.place import RecordPlace, Storage
 from flowctl.analyze.report import evidence, gather, job
+from flowctl.analyze.report.answers import RULES, Advice
 from flowctl.analyze.report.job import render
 from flowctl.core.server.bans import BanList
 
@@ -337,8 +338,12 @@ def test_publishers_when_many_are_bad_are_listed_the_worst_first(tmp_path):
     found = found_of(tmp_path / "r", tables, {})
     called = re.findall(r"Call the publisher of live/(no media|[a-z]+)", Page(render(found)).words)
     assert called == ["no media", "gaps", "back", "jitter"]
-    _, shown = evidence.cells_of(found, "ingest")
-    assert [row[0].text for row in shown[:4]] == ["live/no media", "live/gaps", "live/jitter", "live/back"]
+    assert [row[0].text for row in evidence.shown(found, "ingest")["rows"][:4]] == [
+        "live/no media",
+        "live/gaps",
+        "live/jitter",
+        "live/back",
+    ]
 
 
 def test_calls_when_trouble_is_not_of_the_link_name_no_network(tmp_path):
@@ -442,3 +447,20 @@ def test_curve_of_delays_when_a_target_was_in_force_marks_it(tmp_path):
     found = found_of(tmp_path / "r", {"sessions": rows, "experience": [felt("all", "all", 30)]}, {})
     assert evidence.delays(found).plot.marks == [("x", 1500.0, "target 1.5 s")]
     assert evidence.delays(found_of(tmp_path / "none", {"sessions": [session(1)]}, {})).plot.marks == ()
+
+
+def test_answers_when_there_is_something_to_do_have_a_cause_and_else_a_question():
+    about = {rule.kind: {item.about for item in RULES if item.kind == rule.kind} for rule in RULES}
+    assert about["act"] <= {"calls", *(name for of, _ in job.CAUSES.values() for name in of)}
+    assert about["fine"] | about["unknown"] <= job._ASKED.keys()
+
+
+def test_causes_when_nobody_is_named_have_the_advice_where_most_suffer(tmp_path):
+    rows = [session(number, blame="publisher_burst" if number % 3 else "viewer_link") for number in range(30)]
+    found = found_of(tmp_path / "r", {"sessions": rows, "experience": [felt("all", "all", 30, 30)]}, {})
+    said = [Advice(about, "act", about) for about in ("network", "calls", "bans")]
+    assert [(cause, behind, [item.about for item in advice]) for cause, behind, advice in job._causes(found, said)] == [
+        ("Streams that come to us badly", "behind 20 of 30 viewers in trouble", ["calls"]),
+        ("Viewers' own lines", "behind 10 of 30 viewers in trouble", ["network"]),
+        ("Peers that mean harm", "", ["bans"]),
+    ]
