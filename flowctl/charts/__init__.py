@@ -1,4 +1,4 @@
-"""Charts and pages that stand alone: SVG and style sheets, for load tester, pipeline and benches.
+"""Charts and pages that stand alone: SVG, plots by uPlot, tables, for load tester, pipeline and benches.
 
 Begin with `page.py`.
 """
