@@ -114,11 +114,14 @@ def still_open(parts: Parts) -> DataFrame:
 
     They have `OPEN_COLUMNS`, and `until`: when each ended, as far as that is known. This is the one place that says so.
     """
-    inputs = {name: parts.table(name) for name in ("sessions", "open_sessions")}
+    opened = parts.table("open_sessions").select(*OPEN_COLUMNS)  # without the hour
+    inputs = {"sessions": parts.table("sessions"), "open_sessions": opened}
     heard = parts.spark.createDataFrame([*parts.heard.items()], "node string, heard_at timestamp")
     newest_us = 0 if parts.newest is None else round(parts.newest.timestamp() * 1e6)
     marks = {"number_bits": CONN_NUMBER_BITS, "every_s": int(OPENS_EVERY_S), "newest_us": newest_us}
-    return query("viewers/still_open", {**inputs, "heard": heard}, **marks).persist()
+    rows = query("viewers/still_open", {**inputs, "heard": heard}, **marks)
+    # Few are found here: to plan the search in each query of Spark takes longer.
+    return parts.spark.createDataFrame(rows.toArrow()) if parts.small else rows.persist()
 
 
 def lasting(parts: Parts) -> DataFrame:

@@ -96,7 +96,9 @@ class HeldParts:
         self.heard = {node: at for at, node in told}
         self.accounts = [{"table": name, "rows_out": len(rows)} for name, rows in records.rows.items()]
         self.results: dict[str, Any] = {}
-        self._parts = {part.name: (part, part.make(records, None)) for job in jobs for part in job.parts}
+        self._parts = {
+            part.name: (part, part.make(records, None).localCheckpoint()) for job in jobs for part in job.parts
+        }
 
     def table(self, name: str):
         part, frame = self._parts[name]
