@@ -38,7 +38,7 @@ class EngineError(FlowctlError):
 
 LARGEST_BYTES: Final = 1 << 30
 """Size of records from which Spark is chosen. DuckDB is faster at every size that was measured; what ends it is memory:
-172 MB of records took 1.7 GB, and beyond `duck.session.MEMORY_BYTES` it works on the disk, on one machine."""
+342 MB of closes took 1.5 GB, and beyond `duck.session.MEMORY_BYTES` it works on the disk, on one machine."""
 _PACKAGES: Final = {SPARK: "pyspark", DUCKDB: "duckdb"}
 
 

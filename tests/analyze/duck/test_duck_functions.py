@@ -202,7 +202,7 @@ def test_duckdb_when_a_sum_does_not_fit_fails_and_gives_no_other_number(engines)
         rows.agg(f.sum("n").alias("n")).collect()
 
 
-@pytest.mark.parametrize(("given_mib", "most_mib"), [(2048, 1024), (1 << 20, 4096)])
+@pytest.mark.parametrize(("given_mib", "most_mib"), [(1024, 512), (1 << 20, 1024)])
 def test_memory_when_a_batch_system_or_a_container_gives_little_is_half_of_it(monkeypatch, given_mib, most_mib):
     from flowctl.analyze.duck.session import session
 
