@@ -28,7 +28,7 @@ SIGNED: Final = frozenset({"value", "limit", "seq"})
 """Columns that may be negative: they mean what their event says, and seq only orders."""
 MOST_COUNT: Final = 1 << 48
 """Counts and sizes are below this: in octets, 26 days of 1 Gbit/s. The sum of 32,768 such fits 64 bits; a larger sum
-becomes 2^63 - 1 and ends no job: see `flowctl.analyze.records.expressions.summed`."""
+becomes 2^63 - 1 and ends no job (``nvl(try_sum(x), :most)`` in models)."""
 MOST_REAL: Final = 1e12
 """Largest figure that is believed: 30 years in ms, a terabyte. Infinity and NaN make every sum worthless."""
 MOST_S: Final = 60 * 86_400.0

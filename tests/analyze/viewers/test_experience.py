@@ -8,7 +8,6 @@ import random
 
 import pytest
 
-from flowctl.analyze.engine import functions as f
 from flowctl.reasons import SLOW_ENDS
 from flowctl.records.telemetry.schema import CLASS_NAMES, FLOW_EVENTS, STATE_NAMES
 from tests.analyze.viewers.test_viewer_sessions import modelled
@@ -278,21 +277,12 @@ def test_experience_when_nobody_got_a_picture_has_no_share_of_them(either):
 
 
 def test_sums_when_they_are_beyond_64_bits_end_there(either):
-    from flowctl.analyze.records.expressions import summed
+    from flowctl.analyze.viewers import experience, sessions
 
-    most, last = (1 << 48) - 1, (1 << 63) - 1
-    counts = {"octets": f.lit(most), "one": f.lit(1), "never": f.lit(None)}
-    columns = {name: value.cast("bigint") for name, value in counts.items()}
-    rows = (
-        either.createDataFrame([(number,) for number in range(40_000)], "id bigint")
-        .withColumn("half", f.col("id") < 20_000)
-        .withColumns(columns)
-    )
-    halves = summed(rows.groupBy("half"), columns)
-    assert sorted(map(tuple, halves.collect())) == [(half, 20_000 * most, 20_000, None) for half in (False, True)]
-    assert tuple(summed(rows.groupBy(), columns).first()) == (last, 40_000, None), "beside one that ends, null is null"
-    again = rows.withColumn("octets", f.lit(last))
-    assert summed(again.groupBy(), ("octets", "one")).first()["octets"] == last
+    closes = [close(60, number, startup_ms=0.0, sent_bytes=1 << 59, switches=1) for number in range(1, 18)]
+    parts = HeldParts(Held(either, {"flow_closes": closes}), sessions.JOB, experience.JOB)
+    said = experience.JOB.answer(parts, None).summary
+    assert (said["sent_bytes"], said["switches"], said["stall_count"]) == ((1 << 63) - 1, 17, 0)
 
 
 @pytest.mark.parametrize("small", [False, True])
@@ -319,7 +309,7 @@ def test_peaks_when_a_node_dies_count_each_viewer_once(either, other):
     from flowctl.analyze.viewers import experience, fleet, sessions
 
     def viewer(seconds, conn_id, node, since, **columns):
-        return close(seconds, conn_id, node=node, duration_s=seconds - since, startup_ms=0.0, **columns)
+        return close(seconds, conn_id, node=node, duration_s=float(seconds - since), startup_ms=0.0, **columns)
 
     last = [viewer(701 + number, number + 1, "n1", 100, reason=None) for number in range(200)]
     moved = [viewer(1500, number + 1, "n2", 1003) for number in range(200)]
