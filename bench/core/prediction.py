@@ -18,16 +18,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from flowctl.analyze.options import WhatifOptions
 from flowctl.analyze.whatif.grid import in_force
-from flowctl.analyze.whatif.job import REPEATS
+from flowctl.analyze.whatif.job import advise
 from flowctl.analyze.whatif.stretches import of_flight
-from flowctl.analyze.whatif.trials import tally
+from flowctl.analyze.whatif.trials import Viewer as Tried
+from flowctl.analyze.whatif.trials import stratum_of
 from flowctl.core.flow.limits import Limits
 from flowctl.reasons import SLOW_ENDS
 from flowctl.records.flight.reading import read_flights
-from flowctl.records.flight.whatif.types import EXTEND_S, Choice
+from flowctl.records.flight.whatif.types import Choice
 from flowctl.records.telemetry.flightfiles import flight_files, flights_rows, list_flights
-from flowctl.records.telemetry.schema import CLASS_NAMES
 from kit.processes import process, read_json
 from kit.tables import print_rows
 
@@ -78,8 +79,14 @@ def viewers(folder: Path) -> Iterator[Viewer]:
     for _, rows in flights_rows(files, list_flights(files)):
         flight = read_flights(rows)
         if flight.role == "play":
-            empty: dict[str, Any] = dict.fromkeys(("calm", "recorded", "close_reason", "at_us"))
-            empty |= {"given": 0, "restart_bytes": 0, "ended_us": 0, "settings": flight.rows[0].detail}
+            empty: dict[str, Any] = dict.fromkeys(("calm", "recorded", "close_reason", "at_us", "stalls", "stay_us"))
+            empty |= {
+                "given": 0,
+                "restart_bytes": 0,
+                "ended_us": 0,
+                "picked": len(rows),
+                "settings": flight.rows[0].detail,
+            }
             yield [empty | stretch for stretch in of_flight(rows, _TRIM_S)]
 
 
@@ -90,18 +97,10 @@ def real(run: Sequence[Viewer]) -> Real:
     return cut, sum(count for one in told for name, count in one.items() if name.startswith("dropped"))
 
 
-def foretold(run: Sequence[Viewer], choices: Sequence[Choice]) -> list[list[Real]]:
-    """Return what a what-if says of each choice, the first of them in force, in each repeat of the trial."""
-    found: list[list[Real]] = [[] for _ in choices]
-    for repeat in range(REPEATS):
-        sums = tally(run, choices, EXTEND_S, repeat)
-        for number, levels in enumerate(found):
-            both: Mapping[str, int] = {
-                name: sums.get((number, name), 0) + sums.get((-1, name), 0)
-                for name in ("disconnected", *(f"dropped_messages_{item}" for item in CLASS_NAMES))
-            }
-            levels.append((both["disconnected"], sum(both.values()) - both["disconnected"]))
-    return found
+def foretold(run: Sequence[Viewer], choices: Sequence[Choice]) -> Sequence[Mapping[str, Any]]:
+    """Return what a what-if says of each choice, the first of them in force."""
+    seen = [Tried(stratum_of(rows), rows) for rows in run]
+    return advise(seen, choices, WhatifOptions(thorough=True)).rows
 
 
 def span(values: Sequence[int]) -> str:
@@ -134,13 +133,11 @@ def _rows(name: str, number: int, runs: Mapping[str, Sequence[Sequence[Viewer]]]
         yield {
             "recorded under": f"{name}, run {number + 1}",
             "tried": other,
-            "cut": said[0][0],
-            "cut, repeats": span([cut for cut, _ in said]),
+            "cut": f"{said['disconnected_low']:.0f} to {said['disconnected_high']:.0f}",
             "really cut": span([cut for cut, _ in happened]),
-            "left out": said[0][1],
-            "left out, repeats": span([count for _, count in said]),
+            "left out": said["dropped_messages"],
             "really left out": span([count for _, count in happened]),
-            "left out, off by %": round(100 * (said[0][1] / mean[1] - 1), 1) if mean[1] else None,
+            "left out, off by %": round(100 * (said["dropped_messages"] / mean[1] - 1), 1) if mean[1] else None,
         }
 
 

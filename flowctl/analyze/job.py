@@ -81,6 +81,7 @@ class Parts:
     notes: Mapping[str, JobNote]  # what became of the jobs of this run so far
     hours: Mapping[str, tuple[JobPart, Sequence[Hour]]]  # parts by name, and the hours in which they have rows
     before: Mapping[str, Sequence[Hour]]  # of each part, earlier hours in which it has rows
+    tell: Callable[[str], None]  # shows how far an answer is
 
     @property
     def spark(self) -> SparkSession:

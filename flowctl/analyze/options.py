@@ -195,21 +195,20 @@ class WatchOptions(Options):
 class WhatifOptions(Options):
     """What to try and what to ask for."""
 
-    grid: str | None = option(None, "What to try, TOML. Default: some 50 choices around the present.", "FILE", _named)
+    grid: str | None = option(None, "What to try, TOML. Default: some 20 choices around the present.", "FILE", _named)
     grid_name: str = "grid"
     objective: str = option(
         "balanced",
-        "What to ask for: balanced (fewest honest viewers cut, then the least sum of delay, memory and lost key "
-        'frames), or like "disconnects<=1% then delay_p95". Default: balanced.',
+        "What to ask for: balanced (nothing worse; then fewest honest viewers cut, least missed, least delay), or like "
+        '"disconnects<=1% then delay_p95". Default: balanced.',
         "TEXT",
     )
-    source: str = option("auto", "flights, samples, or auto: flights if any. Default: auto.", "NAME")
     cut_s: float = option(  # as long as the longest patience of usual limits, twice
         120.0, "How much trouble of a viewer's hour is tried. Default: 2m.", "TIME", parse_duration, within=(1, 3600)
     )
     extend_s: float = option(  # the default of `flowctl.records.flight.whatif` as well
         30.0,
-        "Assumed of a viewer that was cut, and counted: its stall again, then the last 10 s over. Default: 30s.",
+        "Most time that is drawn after a cut: as its stall, the line and the stream may have gone on. Default: 30s.",
         "TIME",
         parse_duration,
         within=(0, 600),
@@ -217,14 +216,17 @@ class WhatifOptions(Options):
     most: int = option(  # a share of 1 % is then known to half a percent (two standard deviations)
         2_000, "Evaluate so many viewers, a random sample of more. 0: all. Default: 2000.", "N", number, within=(0, 1e7)
     )
+    budget_s: float = option(
+        10.0, "Time for trials; errors follow from how many were made. Default: 10s.", "TIME", parse_duration,
+        within=(0.1, 86_400), name="budget",
+    )  # fmt: skip
+    thorough: bool = option(default=False, help="Make all trials, however long they take.")
 
     def __post_init__(self) -> None:
         from flowctl.analyze.whatif.recommend import parse_objective
 
         Options.__post_init__(self)
         parse_objective(self.objective)
-        if self.source not in {"auto", "flights", "samples"}:
-            raise ConfigError(f"source is {self.source!r}, it must be auto, flights or samples")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -641,6 +641,7 @@ class _AnalysisRun:
             notes=notes,
             hours={name: (self.wanted[name][0], lies) for name, lies in there.items()},
             before={name: self._earlier(name, hours) for name in names},
+            tell=self.tell,
         )
 
     def _earlier(self, name: str, hours: Sequence[Hour]) -> list[Hour]:

@@ -14,7 +14,7 @@ from flowctl.records.flight.whatif.viewing import stream_and_link
 from flowctl.records.telemetry.schema import FLIGHT, FORMAT
 
 LIMITS = ("6000,0,2s", "9000,0,3s")
-AT = {name: FLIGHT.names.index(name) for name in ("node", "conn_id", "role")}
+AT = {name: FLIGHT.names.index(name) for name in ("node", "conn_id", "role", "peer_ip")}
 
 
 def flight_viewer(rows, extend_s: float) -> RecordedViewer:
@@ -34,6 +34,7 @@ def write_flights(root: Path) -> dict[int, tuple[bool, int, int]]:
         for row in rows:
             cells = list(row)
             cells[AT["node"]], cells[AT["conn_id"]], cells[AT["role"]] = f"node-{number}", number, "play"
+            cells[AT["peer_ip"]] = f"198.51.100.{number - 90}"
             part.append(tuple(cells))
         part.write(
             folder / f"n-1-{number}.parquet", uid=f"u{number}", node=f"node-{number}", table="flight", format=FORMAT

@@ -76,7 +76,6 @@ def choice(number, **values):
         "viewers": 390,
         "disconnected": 40 - 3 * number,
         "disconnected_share": (40 - 3 * number) / 390,
-        "change_error": 0.01,
         "delay_p50_ms": 20.0,
         "delay_p95_ms": 900.0 - 10 * number,
         "delay_p99_ms": 2000.0,

@@ -42,8 +42,6 @@ WIDESPREAD: Final = 0.1
 LEAST_BUSY: Final = 0.5
 """Least busy share of the busiest thread of a node, in its busiest ten seconds, for which another node is of use: one
 that is late and less busy than that waits for something else."""
-SURE_OF_CHANGE: Final = 2.4
-"""Standard errors of a change in the viewers cut, as of six that all go one way: chance makes one in 32."""
 SPARE_NODE_SHARE: Final = 0.2
 """Share of each node that is kept free for the load of a node that dies, unless the job capacity says it."""
 LEAST_DAYS: Final = 3
@@ -78,12 +76,11 @@ class Advice(NamedTuple):
 _LIMITS: Final = """
 {viewers}.
 They are a sample: {taken} of those recorded.
-{assumed_share} of what was tried is assumed, beyond what was recorded.
+Tried were {tried_of} in trouble; ranges say how far off that may be.
+{assumed_share} of what was tried is drawn, beyond what was recorded, from stalls that ended.
 {ended} of them had been cut: what would have followed nobody has seen.
 {few?}So few viewers show what limits do, not what they are worth.
-Only {viewers_refused} of them were ever in trouble: all that limits do was seen of these.
-Only {moved} would have stayed or gone: for others it may be none.
-{same?}No viewer would have stayed or gone.
+Only {viewers_troubled} of those recorded were ever in trouble: all that limits do was seen of these.
 {defaults?}Which limits were in force is not in the records: the defaults are taken for them.
 Asked for: {objective}.
 {bounds?}No choice keeps all bounds that were asked for.
@@ -113,7 +110,9 @@ _OF_NODE: Final = """
 Without samples a thread is never blamed.
 """
 RULES: Final = (
-    Advice("limits", "fine", "{best?}Leave the limits as they are: of {tried} the one in force is the best.",
+    Advice("limits", "unknown", "{widen?}Not known: widen the limits for an hour, to {widen}, and look again.",
+           "{why}.", _LIMITS),
+    Advice("limits", "fine", "{best?}Keep the limits as they are: of {tried} none brings more than its error.",
            "{choice}.", _LIMITS),
     Advice("limits", "act",
            "{set?}Set the limits of limits.toml, which lies beside this page: that rests on {rests} in trouble.",
@@ -234,45 +233,52 @@ worst off leave them out.
 def limits(findings: ReportFindings) -> Facts:
     rows, said = findings.rows("whatif_choices"), findings.summary("whatif")
     if not rows:
-        nobody = said.get("viewers") == 0
-        return {"why_not": f"Not known: {words(said.get('why'), 400)}." if nobody else findings.why_not("whatif")}
+        why = said.get("why")
+        return {"why_not": f"Not known: {words(why, 400)}." if why else findings.why_not("whatif")}
     chosen = next((row for row in rows if row.get("recommended")), None)
     present = next((row for row in rows if row.get("in_force")), None)
     row = chosen or rows[0]
-    viewers, refused = count_of(row.get("viewers")), number(said.get("viewers_refused", FEW)) or 0.0
-    taken = number(row.get("sampled_share"))
-    cut, share_cut = (
-        [number(one.get(name)) or 0.0 for one in (row, present or row)]
-        for name in ("disconnected", "disconnected_share")
-    )
-    moved, off = abs(count_of(cut[0] - cut[1])), number(row.get("change_error"))
-    chance = off is not None and abs(share_cut[0] - share_cut[1]) < SURE_OF_CHANGE * off
-    how = {"flight": ", recorded message by message", "samples": ", recorded second by second"}
-    best = chosen is not None and bool(chosen.get("in_force"))
+    viewers, troubled = count_of(row.get("viewers")), number(said.get("viewers_troubled", FEW)) or 0.0
+    tried, taken = count_of(said.get("viewers_tried")), number(row.get("sampled_share"))
+    best, known = chosen is not None and bool(chosen.get("in_force")), said.get("known") is not False
     facts: Facts = {
         "tried": plural(findings.tables["whatif_choices"].total, "choice"),
-        "best": best,
+        "widen": not known and words(said.get("widen"), 300),
+        "why": words(said.get("why"), 600),
+        "best": best and known,
         "set": chosen is not None and not best,
         "choice": choice_text(row),
-        "viewers": f"{plural(viewers, 'viewer')}{how.get(str(said.get('source')), '')}",
+        "viewers": f"{plural(viewers, 'viewer')}, recorded message by message",
         "taken": taken is not None and taken < 1 and percent(taken),
+        "tried_of": 0 < tried < troubled and f"{tried} of {plural(round(troubled), 'viewer')}",
         "assumed_share": row.get("assumed_share"),
         "ended": count_of(said.get("viewers_cut")) and plural(said["viewers_cut"], "viewer"),
-        "rests": "viewers_refused" in said and refused < FEW and plural(refused, "viewer"),
+        "rests": "viewers_troubled" in said and troubled < FEW and plural(troubled, "viewer"),
         "few": viewers < FEW,
-        "viewers_refused": viewers >= FEW and refused < FEW and f"{refused:.0f}",
-        "moved": viewers >= FEW and moved > 0 and chance and plural(moved, "viewer"),
-        "same": chosen is not None and present is not None and not best and not moved,
+        "viewers_troubled": viewers >= FEW and troubled < FEW and f"{troubled:.0f}",
         "defaults": str(said.get("in_force")).startswith("not in the records"),
         "objective": said.get("objective") and words(said["objective"], 200),
         "bounds": said.get("bounds_kept") is False,
         "levels": said.get("levels") and words(said["levels"], 200),
     }
     if present is not None:
-        pairs = {name: [value_text(key, one.get(key)) for one in (present, row)] for name, key in CHANGES.items()}
-        pairs = {"disconnected": [share(one.get("disconnected"), one.get("viewers")) for one in (present, row)]} | pairs
+        pairs = {"disconnected": [_cut(one) for one in (present, row)]}
+        pairs |= {name: [_ranged(one, key) for one in (present, row)] for name, key in CHANGES.items()}
         facts["changes"] = "; ".join(f"{name} {' → '.join(pair)}" for name, pair in pairs.items() if "-" not in pair)
     return facts
+
+
+def _cut(row: Row) -> str:
+    low, high = (number(row.get(f"disconnected_{end}")) for end in ("low", "high"))
+    if low is None or high is None or round(low) == round(high):
+        return share(row.get("disconnected"), row.get("viewers"))
+    return f"{low:.0f} to {high:.0f} of {count_of(row.get('viewers'))}"
+
+
+def _ranged(row: Row, name: str) -> str:
+    """Return a figure of a choice as the range in which it is nine times of ten, where there is one."""
+    ends = [value_text(name, row.get(f"{name}_{end}")) for end in ("low", "high")]
+    return value_text(name, row.get(name)) if "-" in ends else " to ".join(dict.fromkeys(ends))
 
 
 def choice_text(row: Row) -> str:

@@ -24,23 +24,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from flowctl.core.flow.limits import AxisLimits, HardPolicy, Limits, parse_target_delay, target_marks
+from flowctl.core.flow.limits import DEFAULT_LIMITS, AxisLimits, HardPolicy, Limits, parse_target_delay, target_marks
 from flowctl.core.flow.policy import LIVE_POLICIES, DropPolicy, LivePolicy
 from flowctl.errors import ConfigError
 from flowctl.records.flight.whatif.types import MOST_CHOICES, Choice, marks_text, parse_renditions, policy_name
 from flowctl.records.flight.words import TablePolicy, limits_from, settings_from
 
-DEFAULT_IN_FORCE: Final = Choice(limits=Limits.parse("2MiB,2048,4s", "4MiB,4096,8s"))
+DEFAULT_IN_FORCE: Final = Choice(limits=DEFAULT_LIMITS)
 """Limits of ``flowctl serve live`` without options, for records that do not say what was in force."""
 
 _TIMES: Final = ("soft_too_long_s", "stuck_s", "return_after_s")
 _KEYS: Final = ("soft", "hard", "policy", "target_delay", "hard_policy", "renditions", *_TIMES)
-_SIZE_SCALES: Final = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
-"""Factors for marks of bytes and messages: three octaves down, because limits cost memory, and two up."""
-_TARGETS_MS: Final = (None, 800, 1500, 3000, 4000)
+_SCALES: Final = ((0.5, 0.5), (1.0, 0.5), (1.0, 2.0), (2.0, 1.0), (2.0, 2.0), (4.0, 2.0), (4.0, 4.0))
+"""Factors for the marks of load and for the mark of age: what people would set, each twice of another."""
+_TARGETS_MS: Final = (None, 1500, 3000)
 """Target delays to try; None: the one that follows from the stream."""
-_AGE_SCALES: Final = (0.5, 1.0, 2.0)
-"""Factors for the age mark."""
+_STUCK_S: Final = (5.0, 15.0, 30.0)
 
 
 def scaled(limits: Limits, *, load: float = 1.0, age: float = 1.0, hard_times: float | None = None) -> Limits:
@@ -63,18 +62,18 @@ def scaled(limits: Limits, *, load: float = 1.0, age: float = 1.0, hard_times: f
 
 
 def default_grid(present: Choice) -> list[Choice]:
-    """Return about fifty choices around the one in force, which comes first."""
+    """Return some twenty choices around the one in force, which comes first, and around the defaults.
+
+    A stall that wide limits of age let go on is not to be ended by `stuck_s` instead.
+    """
+    choices = [present, replace(DEFAULT_IN_FORCE, policy=present.policy)]
+    for load, age in _SCALES:
+        wider = replace(present, limits=scaled(present.limits, load=load, age=age))
+        choices.append(replace(wider, stuck_s=max(present.stuck_s * age, present.stuck_s) if present.stuck_s else 0.0))
     limits = present.limits
-    choices = [present]
-    for load, age, target_ms in itertools.product(_SIZE_SCALES, _AGE_SCALES, (limits.target_delay_ms, 0)):
-        choices.append(replace(present, limits=replace(scaled(limits, load=load, age=age), target_delay_ms=target_ms)))
     choices += [replace(present, limits=replace(limits, target_delay_ms=target_ms)) for target_ms in _TARGETS_MS]
-    for load in (0.5, 1.0, 2.0):
-        choices.append(replace(present, limits=scaled(limits, load=load, hard_times=4)))
-        choices.append(replace(present, limits=scaled(limits, load=load), return_after_s=2.0))
-        choices.append(replace(present, limits=scaled(limits, load=load), soft_too_long_s=20.0))
-    for policy, load in itertools.product(("keep", "drop"), (0.5, 1.0, 2.0)):
-        choices.append(replace(present, limits=scaled(limits, load=load), policy=policy))
+    choices += [replace(present, stuck_s=stuck_s) for stuck_s in _STUCK_S]
+    choices += [replace(present, limits=scaled(limits, hard_times=4)), replace(present, soft_too_long_s=0.0)]
     return list(dict.fromkeys(choices))
 
 

@@ -1,83 +1,70 @@
-"""``whatif``: which limits and drop policies would have been better for the viewers that were recorded.
+"""``whatif``: which limits would have been better for the viewers that were recorded message by message.
 
 Theory of operation. Of each hour a bounded sample of viewers is kept, with what can matter of each
 (`flowctl.analyze.whatif.stretches`); nothing of the grid is in it. The answer takes the sample of the whole window,
-leaves out attackers, draws of those in trouble whom to try (`strata`), and runs the server's own Sender over these for
-every choice (`trials`). Counts are estimated from who was tried. How many viewers there were is exact up to
-`WhatifOptions.most`; of more it follows from how small the smallest hashes are (Beyer et al., 2007: to 2 % at 2000).
+leaves out attackers, and runs the server's own Sender over those in trouble for every choice (`trials`), as many as the
+time allows that it is given (`beside`). What would have followed a cut is drawn from stalls that ended (`survival`).
+Figures are estimated from who was tried (`estimates`); one choice is advised, or none (`recommend`). How many viewers
+there were is exact up to `WhatifOptions.most`; of more it follows from how small the smallest hashes are (Beyer et al.,
+2007: to 2 % at 2000).
 """
 
 from __future__ import annotations
 
 import itertools
-import math
+import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from flowctl.analyze.engine import DUCKDB, running
-from flowctl.analyze.engine import functions as f
-from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart, Parts, arrow_schema
+from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart, Parts
 from flowctl.analyze.options import WhatifOptions
-from flowctl.analyze.whatif.beside import Tried, tally_beside
+from flowctl.analyze.whatif.beside import try_beside
+from flowctl.analyze.whatif.estimates import Estimate, estimates, sums_of
 from flowctl.analyze.whatif.grid import DEFAULT_IN_FORCE, default_grid, in_force, levels_of, parse_grid
-from flowctl.analyze.whatif.recommend import (
-    BALANCED_WORDS,
-    Pick,
-    costs,
-    mark_front,
-    recommend,
-    without_gain,
-)
-from flowctl.analyze.whatif.stretches import NO_VIEWER, SERVER, STRETCH_COLUMNS, stretches
+from flowctl.analyze.whatif.recommend import BALANCED_WORDS, Pick, costs, mark_front, recommend
+from flowctl.analyze.whatif.stretches import COUNTED, NO_VIEWER, SERVER, STRETCH_COLUMNS, stretches
 from flowctl.analyze.whatif.trials import (
-    ALL_CHOICES,
     CALM,
     CUT,
     DELAY,
+    DROPS,
     HONEST_SHARE,
     PEAK,
-    TROUBLED,
-    VIEWER,
-    Stratum,
+    Lives,
     Sums,
-    drawn,
-    errors,
-    tally,
-    weighted,
+    Trial,
+    Viewer,
+    in_turn,
+    stratum_of,
 )
 from flowctl.core.flow.limits import target_marks
 from flowctl.core.flow.limitsfile import LimitsFile, render
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.flow.timing import most_wait_s, target_s
 from flowctl.core.text.printable import foreign
-from flowctl.errors import ConfigError
+from flowctl.reasons import SLOW_ENDS
 from flowctl.records.flight.whatif.types import Choice, bucket_ms, marks_text, quantile_ms
 from flowctl.records.telemetry.schema import CLASS_NAMES
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
 
 
-MOST_TRIED_S: Final = 400.0
-"""Seconds around trouble, and assumed after cuts, that are tried: of a busy stream each costs 50 choices 25 ms."""
 FEW_REFUSED: Final = 20
 """Least viewers in trouble for a share: with fewer, one more or less is over five percent."""
-REPEATS: Final = 3
-"""Trials of what is in force and what is recommended, each with the lines at another moment of the stream."""
-RANGED: Final = ("disconnected", "honest_disconnected", "dropped_share")
-_ENDS: Final[tuple[tuple[str, Any], ...]] = (("low", min), ("high", max))
 STRETCHES: Final = "whatif_stretches"
+RECORD: Final = "not known: record flights (flowctl serve live records some wherever it is given --events)"
+"""What there is to say of limits where no viewer was recorded message by message."""
+RANGED: Final = ("disconnected", "honest_disconnected", "dropped_share", "delay_p95_ms")
+ENDS: Final = ("low", "high")
 SET_WORDS: Final = (
     "renditions were tried on viewers in trouble only: of the others nobody knows what their lines carry beyond what "
     "they were sent; other renditions look like the recorded one, larger or smaller"
 )
 """What must be known where a grid has renditions."""
-MOST_HERE_S: Final = 25_000.0
-"""Seconds to be tried, times choices, that are tried without Spark where parts are small, a tenth to half of a
-millisecond each: all that the default grid tries. Spark's workers need 7 s of processor time to begin."""
-
 CHOICE_COLUMNS: Final[dict[str, str]] = {
     "choice_id": "int",
     **dict.fromkeys(("choice", "policy", "soft", "hard", "low", "hard_policy", "target_delay"), "string"),
@@ -97,13 +84,12 @@ CHOICE_COLUMNS: Final[dict[str, str]] = {
     "memory_peak_bytes": "bigint",
     "memory_mean_bytes": "double",
     **dict.fromkeys(("sent_bytes", "edges", "returns"), "bigint"),
-    **dict.fromkeys(("assumed_share", "sampled_share", "disconnected_error", "change_error"), "double"),
-    **dict.fromkeys([f"{name}_{end}" for name in RANGED[:2] for end, _ in _ENDS], "bigint"),
-    **dict.fromkeys([f"{name}_{end}" for name in RANGED[2:] for end, _ in _ENDS], "double"),
+    **dict.fromkeys(("missed_share", "join_ms", "assumed_share", "sampled_share"), "double"),
+    **dict.fromkeys([f"{name}_{end}" for name in RANGED for end in ENDS], "double"),
 }
-"""Contract of ``whatif_choices``. Grain: one choice over all viewers. `disconnected_error`: standard error of
-`disconnected_share`; `change_error`: that of its difference to the choice in force, for other viewers like these.
-`..._low`, `..._high`: of the repeats, for the choice in force and the one that was best; null for others."""
+"""Contract of ``whatif_choices``. Grain: one choice over all viewers. `..._low`, `..._high`: where the figure is nine
+times of ten, by chance and by what nobody has seen; the figure itself lies between them. `missed_share`: of what
+viewers should have had, after a cut too. `join_ms`: mean time to the first picture of viewers in trouble."""
 
 
 # -- the sample
@@ -113,47 +99,44 @@ CHOICE_COLUMNS: Final[dict[str, str]] = {
 class Sample:
     """The viewers of the window."""
 
+    viewers: Sequence[Viewer]
     heads: pd.DataFrame
     # what servers said of their limits up to the end of the window: time, `SERVER`, detail
     starts: Sequence[tuple[Any, str, str | None]]
+    ended: Counter[str]  # how many viewers ended in all, by why
     recorded: int
     share: float
     attackers: int
-    tried: pd.DataFrame  # those that are tried, as of `flowctl.analyze.whatif.trials.drawn`
-    strata: dict[int, Stratum]
-    viewers: Sequence[Tried] | None = None  # the rows of those that are tried, once they were needed here
 
 
-_SUMS: Final = {"stratum": "int", "choice": "int", "measure": "string", "value": "bigint"}
-_ORDER: Final = ("stratum", "node", "conn_id", "at")
 _TOLD: Final = ("at", "source", "settings")
-_HEAD: Final = (*VIEWER, "address", "at", "source", "reason", "settings", "ended_us", "close_reason")
+_VIEWER: Final = ["picked", "node", "conn_id"]
+_HEAD: Final = (*_VIEWER, "address", "at", "source", "reason", "settings", "close_reason")
 
 
 def sample_of(parts: Parts, options: WhatifOptions) -> Sample:
-    """Return the sample of the window, of one source: flights where there are any, if nothing else was asked for."""
-    from pyarrow import dataset
+    from pyarrow.dataset import field
 
-    if parts.small:
-        rows = parts.arrow(STRETCHES, _HEAD).to_pandas()
-        rows = rows[rows["source"] == _source(rows["source"].unique())]
-        keys = rows[VIEWER].drop_duplicates().sort_values(VIEWER)
-        keys = keys.head(options.most) if options.most else keys
-        heads = rows.merge(keys, on=VIEWER)
-    else:
-        table = parts.table(STRETCHES).select(*_HEAD)
-        source = _source([row["source"] for row in table.select("source").distinct().collect()])
-        light = table.where(f.col("source") == source)
-        found = light.select(*VIEWER).distinct().orderBy(*VIEWER)
-        keys = (found.limit(options.most) if options.most else found).toArrow().to_pandas()
-        heads = light.join(_keys(parts, keys), ["node", "conn_id"], "left_semi").toArrow().to_pandas()
-    recorded = _recorded(keys, options.most)
+    rows = parts.arrow(STRETCHES, _HEAD, field("source") == "flight").to_pandas()
+    keys = rows[_VIEWER].drop_duplicates().sort_values(_VIEWER)
+    keys = keys.head(options.most) if options.most else keys
+    heads = rows.merge(keys, on=_VIEWER)
     honest = _without_attackers(parts, heads)
     count, left = (len(some[["node", "conn_id"]].drop_duplicates()) for some in (heads, honest))
-    chosen = drawn(honest[honest["reason"].isna()], options.extend_s, MOST_TRIED_S if options.most else math.inf)
-    servers = parts.arrow(STRETCHES, _TOLD, dataset.field("source") == SERVER, before=True).to_pylist()
-    told = [tuple(row[name] for name in _TOLD) for row in servers]
-    return Sample(honest, told, recorded, min(count / recorded, 1.0) if recorded else 1.0, count - left, *chosen)
+    recorded = _recorded(keys, options.most)
+    told = parts.arrow(STRETCHES, _TOLD, field("source") == SERVER, before=True).to_pylist()
+    ended: Counter[str] = Counter()
+    for row in parts.arrow(STRETCHES, ("close_reason", "calm"), field("source") == COUNTED).to_pylist():
+        ended[str(row["close_reason"])] += dict(row["calm"])["viewers"]
+    return Sample(
+        viewers=_viewers(parts, honest[honest["reason"].isna()]),
+        heads=honest,
+        starts=[tuple(row[name] for name in _TOLD) for row in told],
+        ended=ended,
+        recorded=recorded,
+        share=min(count / recorded, 1.0) if recorded else 1.0,
+        attackers=count - left,
+    )
 
 
 def _without_attackers(parts: Parts, heads: pd.DataFrame) -> pd.DataFrame:
@@ -168,19 +151,6 @@ def _without_attackers(parts: Parts, heads: pd.DataFrame) -> pd.DataFrame:
     return heads[[(node, number) not in direct and who not in banned for node, number, who in pairs]]
 
 
-def _source(found: Sequence[str]) -> str:
-    return "flight" if "flight" in found else "samples"
-
-
-def _keys(parts: Parts, keys: pd.DataFrame) -> DataFrame:
-    """Return who is in the sample, and in which stratum, as a frame of Spark that is sent to all workers."""
-    strata = keys.get("stratum", [CALM] * len(keys))
-    rows = [
-        (node, int(number), int(part)) for node, number, part in zip(keys["node"], keys["conn_id"], strata, strict=True)
-    ]
-    return f.broadcast(parts.spark.createDataFrame(rows, "node string, conn_id bigint, stratum int"))
-
-
 def _recorded(keys: pd.DataFrame, most: int) -> int:
     """Return how many viewers there were, by the largest of the smallest hashes where not all were kept."""
     if not most or len(keys) < most or most < 2:
@@ -189,76 +159,135 @@ def _recorded(keys: pd.DataFrame, most: int) -> int:
     return max(round((most - 1) / share), most) if share else most
 
 
-def tried(
-    parts: Parts, sample: Sample, choices: Sequence[Choice], options: WhatifOptions, repeat: int = 0
-) -> dict[int, Sums]:
-    """Return what each choice does for those of the sample who are tried, by stratum, in a repeat of the trial."""
-    who, extend_s = sample.tried, options.extend_s
-    if who.empty:
-        return {}
-    source = sample.heads["source"].iloc[0]
-
-    if running() == DUCKDB or (parts.small and who["cost_s"].sum() * len(choices) <= MOST_HERE_S):
-        if sample.viewers is None:
-            sample.viewers = _viewers(parts, who, source)
-        return tally_beside(sample.viewers, choices, extend_s, repeat)
-    table = parts.table(STRETCHES).where(f.col("reason").isNull() & (f.col("source") == source))
-    table = table.join(_keys(parts, who), ["node", "conn_id"])
-    # More tasks than cores: one viewer in trouble all the time costs as much as a hundred others.
-    tasks = 8 * parts.spark.sparkContext.defaultParallelism
-    table = table.repartition(tasks, "node", "conn_id").sortWithinPartitions(*_ORDER)
-
-    def of_part(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        told = (row for batch in batches for row in batch.to_pylist())
-        for stratum, group in itertools.groupby(told, key=lambda row: row["stratum"]):
-            found = tally((viewer for _, viewer in _by_viewer(group)), choices, extend_s, repeat)
-            rows = [dict(zip(_SUMS, (stratum, *key, value), strict=True)) for key, value in found.items()]
-            yield pa.RecordBatch.from_pylist(rows, arrow_schema(_SUMS))
-
-    *keys, _ = _SUMS
-    made = table.mapInArrow(of_part, ", ".join(f"{name} {kind}" for name, kind in _SUMS.items())).groupBy(*keys)
-    value = f.when(f.col("measure") == PEAK, f.max("value")).otherwise(f.sum("value"))
-    sums: dict[int, Sums] = {}
-    for stratum, choice, measure, total in made.agg(value).collect():
-        sums.setdefault(stratum, {})[choice, measure] = total
-    return sums
-
-
-def _viewers(parts: Parts, who: pd.DataFrame, source: str) -> list[Tried]:
+def _viewers(parts: Parts, who: pd.DataFrame) -> list[Viewer]:
     from pyarrow.dataset import field
 
-    wanted = field("picked").isin(who["picked"].tolist()) & (field("source") == source) & field("reason").is_null()
-    rows = sorted(parts.arrow(STRETCHES, where=wanted).to_pylist(), key=lambda row: [row[name] for name in _ORDER[1:]])
-    known = who.set_index(["node", "conn_id"])[["stratum", "cost_s"]].to_dict("index")
-    return [Tried(**known[key], rows=found) for key, found in _by_viewer(rows)]
+    wanted = field("picked").isin(who["picked"].unique().tolist()) & (field("source") == "flight")
+    rows = parts.arrow(STRETCHES, where=wanted & field("reason").is_null()).to_pylist() if len(who) else []
+    known = {*zip(who["node"], who["conn_id"], strict=True)}
+    rows = [row for row in rows if (row["node"], row["conn_id"]) in known]
+    return grouped(sorted(rows, key=lambda row: [row[name] for name in (*_VIEWER, "at")]))
 
 
-def _by_viewer(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[tuple[str, int], list[Mapping[str, Any]]]]:
-    for key, group in itertools.groupby(rows, key=lambda row: (row["node"], row["conn_id"])):
-        yield key, list(group)
+def grouped(rows: Iterable[Mapping[str, Any]]) -> list[Viewer]:
+    """Return the viewers of stretches that are in the order of viewers and times."""
+    found = [list(group) for _, group in itertools.groupby(rows, key=lambda row: (row["node"], row["conn_id"]))]
+    return [Viewer(stratum_of(some), some) for some in found]
 
 
 # -- choices
 
 
-def choice_rows(choices: Sequence[Choice], sums: Sums, sampled_share: float) -> list[dict[str, Any]]:
-    totals: dict[int, dict[str, int]] = {}
-    for (key, measure), value in sums.items():
-        totals.setdefault(key, {})[measure] = value
-    rows = []
-    for number, choice in enumerate(choices):
-        own, common = Counter(totals.get(number)), Counter(totals.get(ALL_CHOICES))
-        total = own + common
-        total[PEAK] = max(own[PEAK], common[PEAK])
-        delay = {int(name[len(DELAY) :]): us / 1e6 for name, us in total.items() if name.startswith(DELAY)}
-        rows.append(
-            {**_settings(number, choice), **_shares(total), **_quantiles(delay), "sampled_share": sampled_share}
-        )
+@dataclass(slots=True)
+class Advice:
+    """What the trials of a sample come to."""
+
+    rows: list[dict[str, Any]]
+    pick: Pick
+    tried: int  # viewers in trouble that were tried
+    troubled: int  # viewers whom a kernel ever refused anything
+    damaged: int
+    made: int  # trials
+    wanted: int
+
+
+def advise(
+    viewers: Sequence[Viewer],
+    choices: Sequence[Choice],
+    options: WhatifOptions,
+    *,
+    trials: int | None = None,
+    sampled_share: float = 1.0,
+    told: Callable[[int, int], None] = lambda *_: None,
+) -> Advice:
+    """Try the choices on viewers and return what comes of it.
+
+    The first choice is in force. `trials`: make so many and look at no clock; None: as many as the time allows.
+    `told` is called with how many trials are done, and of how many.
+    """
+    firsts = [viewer.rows[0] for viewer in viewers]
+    lives = Lives(
+        [us for row in firsts for us in row["stalls"] or ()], [row["stay_us"] or 0 for row in firsts], options.extend_s
+    )
+    turns = list(in_turn(viewers))[:trials]
+    work = [(n, viewers[who].rows, lives.draw(viewers[who].rows, draw)) for n, (who, draw) in enumerate(turns)]
+    budget_s = inf if trials is not None or options.thorough else options.budget_s
+    done = try_beside(work, choices, budget_s, lambda count: told(count, len(turns)))
+    of_viewer: dict[int, list[Trial]] = {}
+    broken = {turns[number][0] for number, trial in done.items() if trial is None}
+    for number, trial in sorted(done.items()):
+        if trial is not None and turns[number][0] not in broken:
+            of_viewer.setdefault(turns[number][0], []).append(trial)
+    calm = Sums()
+    for viewer in viewers:
+        if viewer.stratum == CALM:
+            calm.update(sums_of(viewer.rows))
+    strata = [viewers[who].stratum for who in of_viewer]
+    sizes = Counter(viewer.stratum for number, viewer in enumerate(viewers) if number not in broken)
+    del sizes[CALM]
+    for stratum in [stratum for stratum in sizes if strata and stratum not in strata]:
+        sizes[strata[0]] += sizes.pop(stratum)  # there was no time for any of it
+    found = estimates(calm, sizes, strata, list(of_viewer.values()), len(choices))
+    unseen = any(low != high for _, _, ((low, high), *_) in work[: len(done)])
+    rows = [
+        _row(number, choice, one, sampled_share, unseen=unseen)
+        for number, (choice, one) in enumerate(zip(choices, found, strict=True))
+    ]
     for row, on_front in zip(rows, mark_front(rows), strict=True):
         row["on_front"] = on_front
-    return rows
+    # A limits file cannot say another policy than the one in force, nor renditions; and it needs room for its wait.
+    needs = stream_needs(viewers)
+    fit = [
+        number
+        for number, choice in enumerate(choices)
+        if not number or (choice.policy == choices[0].policy and not choice.renditions and has_room(choice, needs))
+    ]
+    pick = recommend([rows[number] for number in fit], [found[number] for number in fit], options.objective)
+    return Advice(rows, pick, len(of_viewer), sum(sizes.values()), len(broken), len(done), len(turns))
+
+
+Needs = tuple[float, float, float]
+"""Bytes and messages a second, and seconds between key frames, of the largest stream."""
+
+
+def stream_needs(viewers: Sequence[Viewer]) -> Needs:
+    most: Needs = (0.0, 0.0, 0.0)
+    for row in (row for viewer in viewers for row in viewer.rows if row["at_us"]):
+        seconds = (row["at_us"][-1] - row["at_us"][row["given"] or 0]) / 1e6
+        told = list(zip(row["at_us"], row["what"], row["bytes"], strict=True))[row["given"] or 0 :]
+        sizes = [size for _, what, size in told if what >= 0]
+        keys = [at / 1e6 for at, what, _ in told if what == MessageClass.KEY]
+        if seconds >= 1.0:
+            gop_s = statistics.median(b - a for a, b in itertools.pairwise(keys)) if len(keys) > 1 else 0.0
+            most = max(most, (sum(sizes) / seconds, len(sizes) / seconds, gop_s))
+    return most
+
+
+def has_room(choice: Choice, needs: Needs) -> bool:
+    """Return whether the hard marks hold what comes in a picture's wait, as docs/how-to/set-limits.md asks."""
+    rate, messages, gop_s = needs
+    wait_s = target_s(choice.limits.target_delay_ms, gop_s)
+    return not rate or not wait_s or most_wait_s(choice.limits, rate, messages) >= wait_s
+
+
+def _row(number: int, choice: Choice, one: Estimate, sampled_share: float, *, unseen: bool) -> dict[str, Any]:
+    """Return the row of a choice; `unseen`: stalls may go on for anything, and be as long as its limits allow."""
+    delay = {int(name[len(DELAY) :]): us / 1e6 for name, us in one.totals.items() if name.startswith(DELAY)}
+    row = {
+        **_settings(number, choice),
+        **_shares(Counter(one.totals)),
+        **_quantiles(delay),
+        "sampled_share": sampled_share,
+    }
+    late = one.delay_p95_ms
+    if unseen and number:
+        late = (late[0], max(late[1], min(choice.limits.age_ms.hard or inf, 1000 * choice.stuck_s or inf)))
+    ranges: Sequence[tuple[float, float]] = (one.cut, one.honest_cut, one.dropped_share, late)
+    if not number:
+        ranges = (*((float(row[name]),) * 2 for name in RANGED[:2]), *ranges[2:])  # these were counted
+    for name, ends in zip(RANGED, ranges, strict=True):
+        row |= {f"{name}_{end}": get(value, row[name]) for end, get, value in zip(ENDS, (min, max), ends, strict=True)}
+    return row
 
 
 def _settings(number: int, choice: Choice) -> dict[str, Any]:
@@ -282,19 +311,20 @@ def _shares(total: Counter[str]) -> dict[str, Any]:
     def share(part: str, whole: str, none: float = 0.0) -> float:
         return total[part] / total[whole] if total[whole] else none
 
-    by_class = [f"dropped_messages_{name}" for name in CLASS_NAMES]
-    total["dropped_messages"] = sum(total[name] for name in by_class)
+    total["dropped_messages"] = sum(total[name] for name in DROPS)
     copied = ("viewers", "disconnected", "honest_disconnected", "offered_messages", "sent_bytes", "edges", "returns")
     return {
-        **{name: total[name] for name in (*copied, PEAK, *by_class, "dropped_messages")},
+        **{name: round(total[name]) for name in (*copied, PEAK, *DROPS, "dropped_messages")},
         "disconnected_share": share("disconnected", "viewers"),
         "honest_disconnected_share": share("honest_disconnected", "honest"),
         "dropped_share": share("dropped_messages", "offered_messages"),
+        "missed_share": share("missed", "wanted"),
         "key_share": share("key_sent", "key_offered", none=1.0),
         "stall_share": share("stall_us", "watched_us"),
         "assumed_share": share("assumed_us", "watched_us"),
         "ready_share": share("ready_us", "watched_us"),
         "memory_mean_bytes": share("memory_mean_bytes", "viewers"),
+        "join_ms": share("join_us", "joins") / 1000,
     }
 
 
@@ -317,145 +347,135 @@ def answer(parts: Parts, options: WhatifOptions) -> JobAnswer:
     choices = default_grid(present or DEFAULT_IN_FORCE)
     if options.grid is not None:
         choices = parse_grid(options.grid, options.grid_name, present or DEFAULT_IN_FORCE)
-    with_sets = any(choice.renditions for choice in choices)
-    if with_sets and "samples" in set(sample.heads["source"]):
-        raise ConfigError(
-            f"{options.grid_name}: renditions are tried on flights: samples do not say how fast a line was",
-            hint="record some: flowctl serve live --flights 1%",
-        )
-    by_stratum = tried(parts, sample, choices, options)
-    share = sample.share
-    rows = choice_rows(choices, weighted(by_stratum, sample.strata), share)
-    for row in rows:
-        off = errors(row["choice_id"], by_stratum, sample.strata, sample.recorded)
-        row["disconnected_error"], row["change_error"] = off
-    summary, warnings = _said(sample, by_stratum, rows, share, options)
+    if not sample.viewers:
+        return _nothing(parts, sample, options)
+    found = advise(
+        sample.viewers,
+        choices,
+        options,
+        sampled_share=sample.share,
+        told=lambda done, of: parts.tell(f"whatif: {done} of {of} trials"),
+    )
+    rows, pick = found.rows, found.pick
+    summary, warnings = _said(sample, found, options)
     summary |= {"levels": levels}
     summary["in_force"] = "of the records" if present else "not in the records; the defaults are taken"
     if levels:
         warnings.insert(0, f"whatif: {level_words(levels)}")
-    if with_sets:
+    if any(choice.renditions for choice in choices):
         warnings.append(f"whatif: {SET_WORDS}")
-    if not rows[0]["viewers"]:
-        summary["why"] = "there is no viewer to try other limits on"
-        if options.source == "flights" and sample.heads.empty:
-            summary["why"] = "there is no flight of a viewer: flowctl serve live --flights 5% records some"
-        if earlier := parts.place.read_text("limits.toml"):
-            parts.write_text("limits.toml", earlier)
-            summary["why"] += "; limits.toml is that of an earlier run"
-        return JobAnswer(summary=summary, warnings=[*warnings, f"whatif: {summary['why']}"])
-    # A limits file cannot say another policy than the one in force, which row 0 has, nor renditions.
-    pick = recommend(
-        [
-            row
-            for row, choice in zip(rows, choices, strict=True)
-            if choice.policy == choices[0].policy and not choice.renditions
-        ],
-        options.objective,
-    )
-    told = sorted({0, pick.row["choice_id"]})
-    for number, spans in zip(
-        told, _repeated(parts, sample, [choices[number] for number in told], options), strict=True
-    ):
-        rows[number].update(
-            {f"{name}_{end}": get((rows[number][name], *span)) for name, span in spans.items() for end, get in _ENDS}
-        )
-    # The middle of the repeats: in the worst, a viewer that was cut in a stall is taken for dead under all limits.
-    middle = (pick.row["honest_disconnected_low"] + pick.row["honest_disconnected_high"]) // 2
-    pick = without_gain(pick, rows[0], middle) or pick
     chosen = rows[pick.row["choice_id"]]
-    chosen["recommended"] = True
-    pick = pick._replace(why=f"{pick.why}{_levels(chosen)}{_rests_on(summary, options)}")
-    who = f"{rows[0]['viewers']} recorded viewers" + (f", a random sample of {share:.2%} of them" if share < 1 else "")
-    text = limits_text(choices[chosen["choice_id"]], pick, rows[0], options.objective, who, levels)
+    if pick.known:
+        chosen["recommended"] = True
+        pick = pick._replace(why=f"{pick.why}{promised(chosen)}{_rests_on(summary)}")
+    else:
+        summary["widen"] = settings_text(choices[chosen["choice_id"]])
+        pick = pick._replace(why=f"{pick.why}: {summary['widen']}")
+        rows[0]["recommended"] = True
+    who = f"{len(sample.viewers)} recorded viewers"
+    who += f", a random sample of {sample.share:.2%} of them" if sample.share < 1 else ""
+    kept = rows[0] if not pick.known else chosen
+    text = limits_text(choices[kept["choice_id"]], pick._replace(row=kept), rows[0], options.objective, who, levels)
     parts.write_text("limits.toml", text)
-    summary |= {"recommended": chosen["choice"], "why": pick.why, "bounds_kept": pick.kept}
+    summary |= {"recommended": kept["choice"], "why": pick.why, "bounds_kept": pick.kept, "known": pick.known}
     import pandas as pd
 
     parts.write("whatif_choices", pd.DataFrame(rows, columns=list(CHOICE_COLUMNS)), CHOICE_COLUMNS)
     return JobAnswer(summary=summary, warnings=warnings)
 
 
-def _repeated(
-    parts: Parts, sample: Sample, choices: Sequence[Choice], options: WhatifOptions
-) -> list[dict[str, list[Any]]]:
-    """Return what `RANGED` is in each repeat of the trial, by choice: real runs of the same limits differ like that."""
-    found: list[dict[str, list[Any]]] = [{name: [] for name in RANGED} for _ in choices]
-    for repeat in range(1, REPEATS):
-        sums = weighted(tried(parts, sample, choices, options, repeat), sample.strata)
-        for spans, row in zip(found, choice_rows(choices, sums, sample.share), strict=True):
-            for name, values in spans.items():
-                values.append(row[name])
-    return found
+def _nothing(parts: Parts, sample: Sample, options: WhatifOptions) -> JobAnswer:
+    """Return what counts tell where no viewer was recorded message by message."""
+    ended = sum(sample.ended.values())
+    slow = {reason: count for reason, count in sorted(sample.ended.items()) if reason in SLOW_ENDS}
+    summary: dict[str, Any] = {"viewers": ended, "viewers_cut": sum(slow.values()), "objective": options.objective}
+    if ended:
+        by = ", ".join(f"{count} by {reason}" for reason, count in slow.items())
+        why = f"of {ended} viewers {sum(slow.values())} were cut for being slow{f' ({by})' if by else ''}; "
+        summary["why"] = f"{why}what other limits would have done is {RECORD}"
+    else:
+        summary["why"] = "there is no viewer to try other limits on"
+    if earlier := parts.place.read_text("limits.toml"):
+        parts.write_text("limits.toml", earlier)
+        summary["why"] += "; limits.toml is that of an earlier run"
+    return JobAnswer(summary=summary, warnings=[f"whatif: {summary['why']}"])
 
 
-def _levels(row: Mapping[str, Any]) -> str:
-    """Return the levels of the recommended choice, as far as repeats of the trial agree on them."""
-    low, high, viewers = row["disconnected_low"], row["disconnected_high"], row["viewers"]
+def settings_text(choice: Choice) -> str:
+    """Return the options of ``flowctl serve live`` that set a choice."""
+    soft, hard = (marks_text(choice.limits, level).replace(" ", "") for level in (1, 2))
+    words = [f"--soft {soft}", f"--hard {hard}", f"--target-delay {target_marks(choice.limits)}"]
+    words.append(f"--stuck {choice.stuck_s:g}s")
+    return " ".join(words)
+
+
+def promised(row: Mapping[str, Any]) -> str:
+    """Return what is promised of a choice: ranges in which its figures are nine times of ten."""
+    low, high = (round(row[f"disconnected_{end}"]) for end in ENDS)
     cut = f"{low}" if low == high else f"{low} to {high}"
-    dropped = " to ".join(dict.fromkeys(f"{row[f'dropped_share_{end}']:.1%}" for end, _ in _ENDS))
-    return f"; tried {REPEATS} times, they cut {cut} of {viewers} viewers and leave out {dropped} of the messages"
+    dropped, delay = (
+        " to ".join(dict.fromkeys(show(row[f"{name}_{end}"]) for end in ENDS))
+        for name, show in (("dropped_share", "{:.1%}".format), ("delay_p95_ms", "{:.0f}".format))
+    )
+    return (
+        f"; the same viewers again: {cut} of {row['viewers']} cut, {dropped} of the messages left out, p95 of the "
+        f"delay {delay} ms"
+    )
 
 
-def _rests_on(summary: Mapping[str, Any], options: WhatifOptions) -> str:
+def _rests_on(summary: Mapping[str, Any]) -> str:
     """Return what a promise must say with it: on how few it rests, and what of it was not seen."""
-    said, refused, cut = "", summary["viewers_refused"], summary["viewers_cut"]
-    if refused < FEW_REFUSED:
-        said += f"; this rests on {refused} viewer{'s' * (refused != 1)} in trouble"
+    said, troubled, cut = "", summary["viewers_troubled"], summary["viewers_cut"]
+    if troubled < FEW_REFUSED:
+        said += f"; this rests on {troubled} viewer{'s' * (troubled != 1)} in trouble"
     if cut:
-        said += f"; {cut} of {summary['viewers']} viewers were cut while recorded, and what they would have had then "
-        after = f"is assumed: {options.extend_s:g} s more on a line as theirs was last"
-        said += after if options.extend_s else "is not known, nor part of any delay here"
+        said += (
+            f"; {cut} of {summary['viewers']} viewers were cut while recorded, and what they would have had then is "
+            "drawn from stalls that ended"
+        )
     return said
 
 
-def _said(
-    sample: Sample, sums: Mapping[int, Sums], rows: Sequence[Mapping[str, Any]], share: float, options: WhatifOptions
-) -> tuple[dict[str, Any], list[str]]:
-    heads, viewers = sample.heads, rows[0]["viewers"]
-    refused = sum(part.get((0, "troubled"), 0) for part in sums.values())
-    cut, other = (sample.strata.get(number, Stratum(0, 0)) for number in (CUT, TROUBLED))
-    troubled, chosen = cut.size + other.size, cut.tried + other.tried
-    told = heads[heads["reason"].notna()].sort_values(["node", "conn_id"])
+def _said(sample: Sample, found: Advice, options: WhatifOptions) -> tuple[dict[str, Any], list[str]]:
+    told = sample.heads[sample.heads["reason"].notna()].sort_values(["node", "conn_id"])
     damaged = told[~told["reason"].isin(NO_VIEWER)]
+    viewers = found.rows[0]["viewers"]
     summary: dict[str, Any] = {
         "viewers": viewers,
-        "viewers_refused": refused,
-        "viewers_troubled": troubled,
-        "viewers_cut": cut.size,
-        "choices": len(rows),
+        "viewers_troubled": found.troubled,
+        "viewers_tried": found.tried,
+        "viewers_cut": sum(viewer.stratum == CUT for viewer in sample.viewers),
+        "viewers_ended": sum(sample.ended.values()),
+        "viewers_recorded": sample.recorded,
+        "trials": found.made,
+        "trials_wanted": found.wanted,
+        "choices": len(found.rows),
         "objective": options.objective,
         "honest_share": HONEST_SHARE,
-        "viewers_recorded": sample.recorded,
-        "sampled_share": share,
+        "sampled_share": sample.share,
         "connections_not_viewers": len(told) - len(damaged),
         "connections_of_attackers": sample.attackers,
-        "connections_not_evaluated": len(damaged),
-        "source": next(iter(heads["source"]), None),
+        "connections_not_evaluated": len(damaged) + found.damaged,
     }
     warnings = []
-    if viewers and refused < FEW_REFUSED:
-        more = (
-            "try more (--most 0 tries all)" if chosen < troubled else "record more (a larger --flights, or for longer)"
-        )
+    if found.troubled < FEW_REFUSED:
         warnings.append(
-            f"whatif: only {refused} of {viewers} viewers were ever in trouble, and what is "
-            f"recommended rests on them: {more} to rely on it"
+            f"whatif: only {found.troubled} of {viewers} recorded viewers were ever in trouble, and what is advised "
+            "rests on them: record more (a larger --flights-at-once, or for longer) to rely on it"
         )
-    if viewers and (share < 1 or chosen < troubled):
-        off = 200 * max((row["disconnected_error"] for row in rows), default=0.0)
-        drawn_of = (
-            f"{len(told) + viewers} of about {sample.recorded} viewers, a random sample, and " if share < 1 else ""
-        )
+    if sample.share < 1:
         warnings.append(
-            f"whatif: of {drawn_of}{troubled} in trouble {chosen} were tried, for all of these; shares of viewers cut "
-            f"are off by up to {off:.1f} points (--most 0 tries all, for so much longer)"
+            f"whatif: {len(sample.viewers)} of about {sample.recorded} recorded viewers are a random sample (--most 0 "
+            "takes all, for so much longer)"
         )
-    if len(damaged):
-        first = damaged.iloc[0]
+    if found.made < found.wanted:
         warnings.append(
-            f"{len(damaged)} connections could not be evaluated, the first: {first['conn_id']}: {first['reason']}"
+            f"whatif: {found.made} of {found.wanted} trials were made in {options.budget_s:g} s, of {found.tried} of "
+            f"{found.troubled} viewers in trouble; ranges say how far off that may be (--thorough makes all)"
         )
+    if len(damaged) or found.damaged:
+        first = f", the first: {damaged.iloc[0]['conn_id']}: {damaged.iloc[0]['reason']}" if len(damaged) else ""
+        warnings.append(f"{len(damaged) + found.damaged} connections could not be evaluated{first}")
     return summary, warnings
 
 
@@ -508,8 +528,8 @@ JOB: Final = AnalysisJob(
             name=STRETCHES,
             columns=STRETCH_COLUMNS,
             make=stretches,
-            reads=("flight", "flow_samples", "flow_closes", "flow_opens", "flow_events"),
-            depends=lambda options: f"{options.source} {options.cut_s:g} {options.most}",
+            reads=("flight", "flow_closes", "flow_events"),
+            depends=lambda options: f"{options.cut_s:g} {options.most}",
         ),
     ),
     uses=("evidence",),

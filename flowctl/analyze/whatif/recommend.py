@@ -1,22 +1,23 @@
-"""Which choice to take: the Pareto front of a what-if, and the objectives that pick one of it (pure).
+"""Which choice to take, if any (pure).
 
-An objective is a list of parts, joined by ``then``: ``disconnects<=1% then delay_p95``. A part with ``<=`` or ``>=`` is
-a bound; one without is an order. Where no choice keeps all bounds, those that break them least are left, and the reason
-says so. Between equals the one in force wins, then the one with less memory.
+``balanced`` advises another choice only where that makes nothing worse: honest viewers cut, pictures missed, delay and
+time to the first picture, over the same time of the same viewers, at both ends of what is not known. It has to bring
+more than the error of what it brings. Of several, the one that cuts fewest is taken, then the one by which least is
+missed, then the one with the least delay; memory decides between equals only. What brings something at one end alone is
+not known: then to widen the limits for an hour shows how stalls go on that are cut now.
 
-``balanced`` leaves choices that cut no more honest viewers than the one in force, and at most `HONEST_TOLERANCE` more
-than the best; where they cut no fewer, they may leave out no more by `DROPS_TOLERANCE`. Of these, p95 of the delay,
-peak of the memory and key frames lost, each as a share of what is in force, make a sum; the smallest wins, if it is a
-tenth less than what is in force has. Limits that leave out twice as much are never recommended where nobody was cut.
+Another objective is a list of parts, joined by ``then``: ``disconnects<=1% then delay_p95``. A part with ``<=`` or
+``>=`` is a bound; one without is an order. Where no choice keeps all bounds, those that break them least are left, and
+the reason says so.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 from typing import Any, Final, NamedTuple
 
+from flowctl.analyze.whatif.estimates import Change, Estimate
 from flowctl.errors import ConfigError
 from flowctl.units import format_size, parse_duration, parse_share, parse_size
 
@@ -37,18 +38,17 @@ MEASURES: Final = {
 LARGER_IS_BETTER: Final = frozenset({"key_share"})
 FRONT: Final = ("disconnected_share", "delay_p95_ms", "memory_peak_bytes", "dropped_share")
 """Columns of the Pareto front: a choice on it is not beaten in all four at once; smaller is better in each."""
-HONEST_TOLERANCE: Final = 0.001
-"""Difference in the share of honest viewers cut, one of a thousand, below which the other figures decide."""
-DROPS_TOLERANCE: Final = 1.1
-"""Most drops of limits that cut no fewer honest viewers, in multiples of those of the limits in force."""
-LEAST_GAIN: Final = 0.1
-"""Least gain in delay, memory and lost key frames together: real runs of the same limits differ by as much."""
-_DOUBLE: Final = 2.0
-_FEW_DROPS: Final = 0.001
-"""Share of dropped messages, one of a thousand, that counts as none."""
-BALANCED_WORDS: Final = " (fewest honest viewers cut, then the least of delay, memory and lost key frames together)"
+LEAST: Final = {"cut": 0.01, "missed": 0.01, "late": 0.13, "delay": 0.1, "join": 0.25}
+"""Least change that is one, whatever its error: delays are known to an eighth, and lines of two real runs differ."""
+WORDS: Final = {
+    "cut": "honest viewers cut",
+    "missed": "pictures and sound missed",
+    "late": "p95 of the delay",
+    "delay": "the mean delay",
+    "join": "the time to the first picture",
+}
+BALANCED_WORDS: Final = " (nothing worse; then the fewest honest viewers cut, the least missed, the least delay)"
 """Meaning of ``balanced``, for the comment of a limits file."""
-_BALANCED: Final = ("delay_p95_ms", "memory_peak_bytes", "lost")
 _PART: Final = re.compile(r"([a-z0-9_]+)\s*(?:(<=|>=)\s*(\S+))?$")
 Row = Mapping[str, Any]
 
@@ -63,11 +63,12 @@ class Part(NamedTuple):
 
 
 class Pick(NamedTuple):
-    """The row that was picked, why (one line), and whether all bounds are kept."""
+    """What is advised."""
 
     row: Row
-    why: str
-    kept: bool
+    why: str  # one line
+    kept: bool = True  # whether all bounds of the objective are kept
+    known: bool = True  # False: only a try would tell whether it brings anything
 
 
 def parse_objective(text: str) -> list[Part]:
@@ -105,19 +106,18 @@ def mark_front(rows: Sequence[Row]) -> list[bool]:
     ]
 
 
-def recommend(rows: Sequence[Row], objective: str) -> Pick:
+def recommend(rows: Sequence[Row], found: Sequence[Estimate], objective: str) -> Pick:
+    """Return what is advised of `rows`, of which the first is in force; `found` are the estimates of the same."""
     parts = parse_objective(objective)
-    if not rows:
-        raise ConfigError("there is no choice to recommend: none has the policy in force")
-    rows = _sparing(rows)
-    if not parts:
-        return _balanced(rows)
-    bounds = [part for part in parts if part.operator]
+    return _asked_for(rows, parts) if parts else _balanced(rows, found)
+
+
+def _asked_for(rows: Sequence[Row], parts: Sequence[Part]) -> Pick:
+    bounds, orders = ([part for part in parts if bool(part.operator) is bound] for bound in (True, False))
     excess = {row["choice_id"]: tuple(_excess(row, part) for part in bounds) for row in rows}
     least = min(excess.values())
     kept = not any(least)
     left = [row for row in rows if excess[row["choice_id"]] == least]
-    orders = [part for part in parts if not part.operator]
     best = min(left, key=lambda row: (tuple(_order(row, part) for part in orders), *_last(row)))
     why = f"{len(left)} of {len(rows)} choices {'keep' if kept else 'come closest to'} the bounds"
     if not bounds:
@@ -142,75 +142,56 @@ def _excess(row: Row, part: Part) -> float:
     return max(over, 0.0) / (abs(part.bound) or 1.0)
 
 
-def _sparing(rows: Sequence[Row]) -> Sequence[Row]:
-    """Return the choices without those that leave out twice as much though nobody was cut."""
-    present = next((row for row in rows if row.get("in_force")), None)
-    if present is None or present["disconnected_share"]:
-        return rows
-    most = max(_DOUBLE * float(present["dropped_share"]), _FEW_DROPS)
-    return [row for row in rows if row is present or float(row["dropped_share"]) < most]
+def gains(change: Change) -> list[str]:
+    """Return what is better by more than its error."""
+    return [name for name, (more, error) in change.items() if -more > max(error, LEAST[name])]
 
 
-def without_gain(pick: Pick, present: Row, most_cut: int) -> Pick | None:
-    """Return the advice to change nothing, where what was picked may bring nothing; None: it brings something."""
-    now = int(present["honest_disconnected"])
-    if pick.row is present or pick.row["honest_disconnected"] >= now or most_cut < now:
-        return None
-    why = f"change nothing: tried again, the best of the others cut {most_cut} honest viewers, as against {now}"
-    return Pick(present, why, pick.kept)
+def _worse(change: Change) -> bool:
+    return any(more > LEAST[name] / 2 for name, (more, _) in change.items())
 
 
-def _balanced(rows: Sequence[Row]) -> Pick:
-    present = next((row for row in rows if row.get("in_force")), None)
-    least = min(map(_honest, rows))
-    bound = min(least + HONEST_TOLERANCE, inf if present is None else _honest(present))
-    left = [row for row in rows if _honest(row) <= bound]
-    if present is not None:
-        most = max(DROPS_TOLERANCE * float(present["dropped_share"]), _FEW_DROPS)
-        spares = [row for row in left if _honest(row) < _honest(present) or float(row["dropped_share"]) <= most]
-        left = spares or left
-    sums = _sums(left, present if present in left else None)
-    best = min(left, key=lambda row: (sums[row["choice_id"]], _honest(row), *_last(row)))
-    if present in left and _honest(best) >= _honest(present):
-        gains = sums[best["choice_id"]] <= (1 - LEAST_GAIN) * sums[present["choice_id"]]
-        best = best if gains else present
-    against = "" if present is None else f" (those in force {_honest(present):.2%})"
-    fewer = "fewer" if _honest(best) == least else f"more than {HONEST_TOLERANCE * 100:g} points less"
-    why = f"they cut {_honest(best):.2%} of honest viewers{against}, and none of {len(rows)} choices cuts {fewer}"
-    why += f"; of the {len(left)} that cut as few they have the least delay, memory and lost key frames, all in all"
-    if best is present:
-        why += ", and are in force already"
-    elif present in left and sums[present["choice_id"]]:
-        why += f": {1 - sums[best['choice_id']] / sums[present['choice_id']]:.0%} less than those in force"
-    return Pick(best, why, kept=True)
+def _balanced(rows: Sequence[Row], found: Sequence[Estimate]) -> Pick:
+    known, open_ = [], []
+    for row, one in zip(rows[1:], found[1:], strict=True):
+        if any(map(_worse, one.changes)):
+            continue
+        low, high = (gains(change) for change in one.changes)
+        cuts = ["cut" in some for some in (low, high)]
+        if low and high and cuts[0] == cuts[1]:
+            known.append((row, one, [name for name in low if name in high]))
+        elif low or high:
+            open_.append((row, one, low or high))
+    for some, sure in ((known, True), (open_, False)):
+        if some:
+            row, one, better = min(some, key=lambda item: _rank(item[0], item[1], sure=sure))
+            said = " and ".join(WORDS[name] for name in better)
+            if sure:
+                return Pick(row, f"better in {said}, by more than may be chance, and worse in nothing that is judged")
+            said = f"whether {said} would be less hangs on how stalls go on that were cut, which nobody has seen"
+            return Pick(row, f"not known: {said}; widen the limits to these for an hour, and look again", known=False)
+    why = f"none of {len(rows) - 1} other choices brings more than its error without making something worse"
+    return Pick(rows[0], f"keep what is in force: {why}")
 
 
-def _honest(row: Row) -> float:
-    return float(row["honest_disconnected_share"])
-
-
-def _sums(rows: Sequence[Row], present: Row | None) -> dict[Any, float]:
-    """Return the sum of each choice; figures are shares of those of `present`, else of the largest."""
-
-    def figure(row: Row, name: str) -> float:
-        return 1.0 - float(row["key_share"]) if name == "lost" else float(row[name])
-
-    scales = {}
-    for name in _BALANCED:
-        in_force = figure(present, name) if present is not None else 0.0
-        scales[name] = in_force or max(figure(row, name) for row in rows) or 1.0
-    return {row["choice_id"]: round(sum(figure(row, name) / scales[name] for name in _BALANCED), 9) for row in rows}
+def _rank(row: Row, one: Estimate, *, sure: bool) -> tuple[Any, ...]:
+    """Order by the worse end where something is known, and by the better where a try is to show it."""
+    change = (max if sure else min)(one.changes, key=lambda change: change["cut"][0])
+    steps = (round(change[name][0] / LEAST[name]) for name in ("cut", "missed", "delay"))
+    return (*steps, float(row["memory_peak_bytes"]), row["choice_id"])
 
 
 _COSTS: Final = {
     "disconnected_share": "viewers disconnected",
     "honest_disconnected_share": "honest viewers disconnected",
     "dropped_share": "messages dropped",
+    "missed_share": "missed, after cuts too",
     "key_share": "key frames delivered",
     "stall_share": "time stalled",
     "delay_p50_ms": "delay p50",
     "delay_p95_ms": "delay p95",
     "delay_p99_ms": "delay p99",
+    "join_ms": "first picture after",
     "memory_peak_bytes": "memory of one viewer, at most",
     "memory_mean_bytes": "memory, mean",
 }

@@ -5,30 +5,28 @@ whole. While a viewer keeps up, every choice does the same for it, and Senders t
 *stretches* around its trouble are kept message by message, with `BEFORE_S` and `AFTER_S`; of the rest only its outcome
 (`calm`). A viewer that always kept up is one row, made of its row in ``flow_closes`` or ``flow_opens``.
 
-Of samples the intervals are kept; stream and link are made up of these when they are tried (`intervals`).
+With the first of a viewer goes how long its line stood still each time, and how long it stayed (`trials.Lives`). Of
+viewers that were not recorded message by message only how they ended is kept (`COUNTED`).
 """
 
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.analyze.engine import Window
 from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import arrow_schema
 from flowctl.analyze.records.addresses import with_unit
-from flowctl.analyze.whatif.intervals import MOST_MESSAGE_BYTES, NORMAL_MS, begin_s, packed
-from flowctl.analyze.whatif.trials import DELAY, of_outcome
+from flowctl.analyze.whatif.trials import of_outcome
 from flowctl.core.flow.limits import NO_LIMITS
-from flowctl.core.flow.state import MessageClass
 from flowctl.errors import FlowctlError
 from flowctl.reasons import SLOW_ENDS, DropReason
-from flowctl.records.flight.whatif.engine import evaluate
+from flowctl.records.flight.whatif.engine import LEAST_STALL_S, evaluate, stalls
 from flowctl.records.flight.whatif.types import (
     MOST_EVENTS,
     REFUSED,
@@ -36,10 +34,9 @@ from flowctl.records.flight.whatif.types import (
     Choice,
     Event,
     RecordedViewer,
-    delay_bucket,
     on_grid,
 )
-from flowctl.records.telemetry.schema import CLASS_NAMES, VIEWING, EventName
+from flowctl.records.telemetry.schema import VIEWING, EventName
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +44,6 @@ if TYPE_CHECKING:
 
     from flowctl.analyze.job import Records
     from flowctl.analyze.options import WhatifOptions
-    from flowctl.analyze.records.window import Hour
     from flowctl.records.flight.whatif.viewing import StreamAndLink
 
 BEFORE_S: Final = 20.0
@@ -76,7 +72,8 @@ STRETCH_COLUMNS: Final[dict[str, str]] = {
     "what": "array<int>",
     "bytes": "array<bigint>",
     "switched_us": "array<bigint>",
-    "intervals": "array<bigint>",
+    "stalls": "array<bigint>",
+    "stay_us": "bigint",
 }
 """Contract of the part. Grain: one stretch of a viewer in an hour, or one that was calm all the time. `reason`: why it
 is no viewer (`NO_VIEWER`), or damaged. `settings`: what its flight says of the limits in force; of source `SERVER`,
@@ -84,41 +81,34 @@ which is no viewer, what a server said when it started or its limits changed. `c
 by measure (`flowctl.analyze.whatif.trials.of_outcome`). `recorded`: with the last stretch of a flight that is here as
 a whole, and whose limits did not change: whether the viewer was cut, and what was dropped, by measure likewise.
 `at_us`, `what`, `bytes`: events (`records.flight.whatif.types.Event`), times from the first; `ended_us` likewise.
-`switched_us`: when messages of another rendition begin, likewise. `intervals`: instead of events, of samples
-(`flowctl.analyze.whatif.intervals`)."""
+`switched_us`: when messages of another rendition begin, likewise. With the first stretch of a flight: `stalls`, how
+long its line stood still each time, in microseconds, the last one less than 0 where it had not ended; `stay_us`: how
+long the viewer stayed, less than 0 where it did not leave by itself. Of source `COUNTED`: how many viewers ended for
+`close_reason`, as `calm`."""
 _APPLIED: Final = {**STRETCH_COLUMNS, "date": "string", "hour": "string"}
 NO_STREAM: Final = "it followed no stream"
 SHORT: Final = f"it was there for less than {LEAST_STAY_S:g} s"
 NO_VIEWER: Final = (NO_STREAM, SHORT)
 """Reasons of connections that are sound, but not viewers."""
 SERVER: Final = "server"
+COUNTED: Final = "closes"
+MOST_MESSAGE_BYTES: Final = (1 << 24) - 1
+"""Largest message (RTMP 1.0, section 5.3.1.2.1): a trial would have to make what a false row says."""
 _AT_THE_END: Final = (DropReason.CLOSED.value, DropReason.UNFOLLOWED.value)
 """Drop reasons that do not count: messages that were queued when the viewer left or was cut."""
 _ANY: Final = Choice(limits=NO_LIMITS)
 
-_KEY: Final = int(MessageClass.KEY)
-_T = TypeVar("_T")
 _FLIGHT_COLUMNS: Final = (
     *("ts", "node", "seq", "conn_id", "peer_ip", "role", "app", "stream", "number"),
     *("offset_us", "kind", "message_class", "size_bytes", "taken_bytes", "reason", "queued_age_ms"),
 )
-_SAMPLE_COLUMNS: Final = (
-    *("ts", "node", "seq", "conn_id", "interval_ms", "state", "sent_bytes"),
-    *(f"accepted_{unit}_{name}" for unit in ("messages", "bytes") for name in CLASS_NAMES),
-)
-
-
 # -- on Spark
 
 
 def stretches(records: Records, options: WhatifOptions) -> DataFrame:
-    source, trouble_s, most = options.source, options.cut_s, options.most
-    flown: set[Hour] = set(records.hours("flight")) if source == "auto" else set()
-    frames = []
-    if source == "flights" or (source == "auto" and records.has("flight")):
-        frames.append(_of_flights(records.table("flight"), trouble_s, most))
-    if source == "samples" or (source == "auto" and records.newest.keys() - flown):
-        frames.append(_of_samples(records, flown, trouble_s, most))
+    frames = [_counted(records.table("flow_closes"))]
+    if records.has("flight"):
+        frames.append(_of_flights(records.table("flight"), options.cut_s, options.most))
     detail, reason = f.col("detail"), f.col("reason")
     changed = (f.col("event") == EventName.CONFIG_CHANGED.value) & (
         reason.isin("limits file", "limits") | detail.contains('"marks"')
@@ -149,65 +139,23 @@ def _of_flights(flight: DataFrame, trouble_s: float, most: int) -> DataFrame:
     restarts = (f.col("kind") == "queued") & (f.col("message_class") == "key")  # with the sizes of their headers
     needed = f.col("kind").isin("begin", "call", "limits_set", "end") | restarts
     rows = flight.select("date", "hour", *_FLIGHT_COLUMNS, f.when(needed, f.col("detail")).alias("detail"))
-    return _applied(rows.join(f.broadcast(keys), list(hours)), "flight", trouble_s)
+    rows = rows.join(f.broadcast(keys), list(hours))
+
+    def of_connection(table: pa.Table) -> pa.Table:
+        return of_viewer(table, trouble_s)
+
+    ddl = ", ".join(f"{name} {kind}" for name, kind in _APPLIED.items())
+    return rows.groupBy(*hours).applyInArrow(of_connection, ddl)  # one call of a worker for each viewer
 
 
-def _of_samples(records: Records, flown: Collection[Hour], trouble_s: float, most: int) -> DataFrame:
-    """Return the stretches of viewers by their samples; which ones, and who was calm, rows of whole connections say."""
-
-    def table(name: str) -> DataFrame:
-        found = records.table(name)
-        left_out = [" ".join(hour) for hour in flown]
-        return found.where(~f.concat_ws(" ", "date", "hour").isin(left_out)) if flown else found
-
-    keys = with_unit(sampled(_connections(table), most))
-    calm = f.coalesce(f.col("episodes") == 0, f.lit(False))
-    hours = ["date", "hour", "node", "conn_id"]
-    troubled = keys.where(~calm).select(*hours, "picked", "address", "close_reason")
-    rows = table("flow_samples").where(f.col("role").isin(*VIEWING))
-    rows = rows.select("date", "hour", *_SAMPLE_COLUMNS).join(f.broadcast(troubled), hours)
-    return _calm_rows(keys.where(calm)).unionByName(_applied(rows, "samples", trouble_s))
-
-
-def _connections(table: Callable[[str], DataFrame]) -> DataFrame:
-    """Return the viewers of the hour, and what their last rows there say of them as a whole."""
-    totals = [f"accepted_messages_{name}" for name in CLASS_NAMES]
-    names = "date hour ts node conn_id peer_ip role opened_at duration_s reason sent_bytes episodes_overloaded"
-    columns = (*names.split(), *totals)
-    frames = [table(name).select(*columns) for name in ("flow_closes", "flow_opens")]
-    rows = frames[0].unionByName(frames[1]).where(f.col("role").isin(*VIEWING))
-    return (
-        rows.groupBy("date", "hour", "node", "conn_id")
-        .agg(
-            f.max("ts").alias("ts"),
-            f.max("peer_ip").alias("peer_ip"),
-            f.min("opened_at").alias("opened_at"),
-            f.max("duration_s").alias("duration_s"),
-            f.max("reason").alias("close_reason"),
-            f.max("sent_bytes").alias("sent_bytes"),
-            f.max("episodes_overloaded").alias("episodes"),  # null: nobody counted, so samples are asked
-            *(f.max(name).alias(name) for name in totals),
-        )
-        .where((f.col("duration_s") >= LEAST_STAY_S) | (f.coalesce("episodes", f.lit(1)) > 0))
-    )
-
-
-def _calm_rows(found: DataFrame) -> DataFrame:
-    """Return the rows of viewers who were never refused anything: their part of the hour, evenly of their whole."""
-    begin = f.greatest(f.col("opened_at"), f.date_trunc("hour", "ts"))
-    seconds = f.least(f.col("ts").cast("double") - begin.cast("double"), f.col("duration_s"))
-    seconds = f.greatest(seconds, f.lit(0.0))
-    share = f.least(f.try_divide(seconds, f.col("duration_s")), f.lit(1.0))
-
-    def part(name: str) -> Column:
-        return f.coalesce(f.round(f.col(name) * share).cast("bigint"), f.lit(0).cast("bigint"))
-
-    us = f.round(seconds * 1_000_000).cast("bigint")
-    messages = (part(f"accepted_messages_{name}") for name in CLASS_NAMES)
-    sums = _even(us, sum(messages, f.lit(0)), part(f"accepted_messages_{CLASS_NAMES[_KEY]}"), part("sent_bytes"))
-    calm = f.create_map(*(item for name, column in sums.items() for item in (f.lit(name), column)))
-    named = {name: f.col(name) for name in ("conn_id", "picked", "address", "close_reason")}
-    return _rows(found, named | {"at": begin, "source": f.lit("samples"), "calm": calm})
+def _counted(closes: DataFrame) -> DataFrame:
+    """Return how many viewers ended, by why."""
+    stayed = (f.col("duration_s") >= LEAST_STAY_S) | f.col("reason").isin(*SLOW_ENDS)
+    rows = closes.where(f.col("role").isin(*VIEWING) & stayed).groupBy("date", "hour", "reason")
+    found = rows.agg(f.max("ts").alias("ts"), f.max("node").alias("node"), f.count("*").alias("ended"))
+    ended = f.create_map(f.lit("viewers"), f.col("ended"))
+    known = {"at": f.col("ts"), "source": f.lit(COUNTED), "close_reason": f.col("reason"), "calm": ended}
+    return _rows(found, known)
 
 
 def _rows(found: DataFrame, known: Mapping[str, Column]) -> DataFrame:
@@ -217,34 +165,23 @@ def _rows(found: DataFrame, known: Mapping[str, Column]) -> DataFrame:
     return found.select(*columns, "date", "hour")
 
 
-def _applied(rows: DataFrame, source: str, trouble_s: float) -> DataFrame:
-    """Return the stretches of each viewer of `rows`: one call of a worker each."""
-
-    def of_connection(table: pa.Table) -> pa.Table:
-        return of_viewer(table, source, trouble_s)
-
-    ddl = ", ".join(f"{name} {kind}" for name, kind in _APPLIED.items())
-    return rows.groupBy("date", "hour", "node", "conn_id").applyInArrow(of_connection, ddl)
-
-
 # -- of one viewer
 
 
-def of_viewer(table: pa.Table, source: str, trouble_s: float) -> pa.Table:
+def of_viewer(table: pa.Table, trouble_s: float) -> pa.Table:
     """Return the stretches of a viewer, for `applyInArrow`; a row with a `reason` where there is no viewer."""
     import pyarrow as pa
 
     rows = sorted(table.to_pylist(), key=lambda row: row["seq"])
     head = {name: rows[0][name] for name in ("node", "conn_id", "picked", "address", "date", "hour")}
-    if source == "flight":
-        head["settings"] = next((row["detail"] for row in rows if row["kind"] == "begin"), None)
+    head["settings"] = next((row["detail"] for row in rows if row["kind"] == "begin"), None)
     try:
-        found = list(of_flight(rows, trouble_s) if source == "flight" else of_samples(rows, trouble_s))
+        found = list(of_flight(rows, trouble_s))
     except FlowctlError as error:
         found = [{"reason": str(error)[:500]}]
     began_at = rows[0]["ts"]
     made = [
-        {"ended_us": 0} | head | {"source": source} | row | {"at": began_at + timedelta(seconds=row.get("at", 0.0))}
+        {"ended_us": 0} | head | {"source": "flight"} | row | {"at": began_at + timedelta(seconds=row.get("at", 0.0))}
         for row in found
     ]
     return pa.Table.from_pylist(made, arrow_schema(_APPLIED))
@@ -258,6 +195,8 @@ def of_flight(rows: Sequence[Mapping[str, Any] | Sequence[Any]], trouble_s: floa
     flight = read_flights(rows)
     link = stream_and_link(flight)
     found = list(of_events(link, trouble_s))
+    if "reason" not in found[0]:
+        found[0] |= stall_columns(link)
     figures, last = flight.figures, found[-1]
     whole = last.pop("whole", False) and in_force(flight) == (flight.limits, flight.policy)
     if figures and whole and sum(row.reason == "follow" for row in flight.rows) == 1:
@@ -267,6 +206,15 @@ def of_flight(rows: Sequence[Mapping[str, Any] | Sequence[Any]], trouble_s: floa
                 dropped[f"dropped_messages_{name}"] += count
         last["recorded"] = [*dropped.items()]
     yield from found
+
+
+def stall_columns(link: StreamAndLink) -> dict[str, Any]:
+    """Return how long the line stood still each time, and how long the viewer stayed."""
+    ended, stopped = stalls(link.events, link.ended_s)
+    still_us, stay_us = round((link.ended_s - stopped) * 1e6), round((link.ended_s - link.events[0][0]) * 1e6)
+    left = link.close_reason is not None and link.close_reason not in SLOW_ENDS
+    told = [round(seconds * 1e6) for seconds in ended] + ([-still_us] if still_us >= LEAST_STALL_S * 1e6 else [])
+    return {"stalls": told, "stay_us": stay_us if left else -stay_us}
 
 
 def of_events(found: StreamAndLink, trouble_s: float) -> Iterator[dict[str, Any]]:
@@ -339,32 +287,3 @@ def _stretch(events: Sequence[Event], until: float) -> dict[str, Any]:
     began = events[0][0]
     columns = {"at_us": [round((at - began) * 1e6) for at, _, _ in events], "what": [what for _, what, _ in events]}
     return {**columns, "bytes": [size for _, _, size in events], "ended_us": round((until - began) * 1e6)}
-
-
-def _even(us: _T, messages: _T, keys: _T, sent_bytes: _T) -> dict[str, _T]:
-    """Return the sums of a calm time of which totals are known, as numbers or as columns."""
-    sums = {"watched_us": us, "ready_us": us, f"{DELAY}{delay_bucket(NORMAL_MS)}": us, "sent_bytes": sent_bytes}
-    return {**sums, "offered_messages": messages, "key_offered": keys, "key_sent": keys}
-
-
-def of_samples(rows: Sequence[Mapping[str, Any]], trouble_s: float) -> Iterator[dict[str, Any]]:
-    """Yield the stretches that the samples of one viewer tell of."""
-    lengths = [min(max(float(row["interval_ms"] or 0.0) / 1000, 0.04), 60.0) for row in rows]
-    starts = [0.0, *itertools.accumulate(lengths)]
-    count, reason = len(rows), rows[0]["close_reason"]
-    if not any(row[f"accepted_messages_{name}"] for row in rows for name in CLASS_NAMES):
-        yield {"reason": NO_STREAM}
-    elif reason not in SLOW_ENDS and starts[-1] < LEAST_STAY_S:
-        yield {"reason": SHORT}
-    else:
-        ready = [row["state"] == "READY" for row in rows]
-        for troubled, first, last in cuts(starts[:count], [not one for one in ready], ready, trouble_s):
-            part, seconds = rows[first:last], lengths[first:last]
-            head = {"at": starts[first], "close_reason": reason if last == count else None}
-            intervals = packed(part, seconds)
-            if troubled and (began := begin_s(intervals)) is not None:
-                yield head | {"intervals": intervals, "ended_us": round((sum(seconds) - began) * 1e6)}
-            else:
-                counts = [sum(int(row[f"accepted_messages_{name}"] or 0) for row in part) for name in CLASS_NAMES]
-                us, sent_bytes = round(sum(seconds) * 1e6), sum(int(row["sent_bytes"] or 0) for row in part)
-                yield head | {"calm": [*_even(us, sum(counts), counts[_KEY], sent_bytes).items()]}

@@ -36,9 +36,9 @@ def test_limits_when_another_choice_is_recommended_says_what_it_would_have_chang
     said = answer_about("limits", found(whatif_choices=[choice(1), choice(7)]))
     assert (said.kind, said.do) == ("act", "Set the limits of limits.toml, which lies beside this page.")
     assert "disconnected 9.5 % (37 of 390) → 4.9 % (19 of 390)" in said.why
-    assert "390 viewers, recorded second by second." in said.sure
+    assert "390 viewers, recorded message by message." in said.sure
     assert "a sample: 50 %" in said.sure
-    assert "4 % of what was tried is assumed" in said.sure
+    assert "4 % of what was tried is drawn" in said.sure
 
 
 def test_limits_when_few_were_recorded_counts_them_and_says_so():
@@ -48,31 +48,37 @@ def test_limits_when_few_were_recorded_counts_them_and_says_so():
     assert "So few viewers show what limits do" in said.sure
 
 
-def test_limits_when_hardly_anybody_is_moved_say_that_it_may_be_chance():
-    few = choice(7, disconnected=34, disconnected_share=34 / 390)
-    said = answer_about("limits", found(whatif_choices=[choice(1), few]))
-    assert "Only 3 viewers would have stayed or gone" in said.sure
-    assert "Only" not in answer_about("limits", found(whatif_choices=[choice(1), choice(7)])).sure
-    unsure = found(whatif_choices=[choice(1), choice(7, change_error=0.03)])
-    assert "Only 18 viewers would have stayed or gone" in answer_about("limits", unsure).sure
-    same = answer_about("limits", found(whatif_choices=[choice(1), choice(7, disconnected=37)]))
-    assert "No viewer would have stayed or gone." in same.sure
+def test_limits_when_there_are_ranges_promise_no_more_than_these():
+    ends = {"disconnected_low": 2.2, "disconnected_high": 19.0, "delay_p95_ms_low": 400.0, "delay_p95_ms_high": 900.0}
+    jobs = notes(whatif={"state": "done", "summary": {"viewers_troubled": 40, "viewers_tried": 12}})
+    said = answer_about("limits", found(jobs, whatif_choices=[choice(1), choice(7, **ends)]))
+    assert "disconnected 9.5 % (37 of 390) → 2 to 19 of 390" in said.why
+    assert "→ 400 ms to 900 ms" in said.why
+    assert "Tried were 12 of 40 viewers in trouble" in said.sure
+
+
+def test_limits_when_only_a_look_would_tell_say_what_to_widen_them_to():
+    told = {"known": False, "widen": "--soft 4MiB,0,8s", "why": "not known: stalls that were cut"}
+    jobs = notes(whatif={"state": "done", "summary": told})
+    said = answer_about("limits", found(jobs, whatif_choices=[choice(1, recommended=True), choice(7)]))
+    assert said.kind == "unknown"
+    assert said.do == "Not known: widen the limits for an hour, to --soft 4MiB,0,8s, and look again."
 
 
 def test_limits_when_few_were_refused_anything_or_the_present_ones_are_not_known_say_so():
-    odd = {"viewers_refused": 11, "in_force": "not in the records; the defaults are taken"}
+    odd = {"viewers_troubled": 11, "in_force": "not in the records; the defaults are taken"}
     jobs = notes(whatif={"state": "done", "summary": odd})
     said = answer_about("limits", found(jobs, whatif_choices=[choice(1), choice(7)]))
-    assert "Only 11 of them were ever in trouble" in said.sure
+    assert "Only 11 of those recorded were ever in trouble" in said.sure
     assert "the defaults are taken for them" in said.sure
-    many = notes(whatif={"state": "done", "summary": {"viewers_refused": 200, "in_force": "of the records"}})
+    many = notes(whatif={"state": "done", "summary": {"viewers_troubled": 200, "in_force": "of the records"}})
     said = answer_about("limits", found(many, whatif_choices=[choice(1), choice(7)]))
     assert "refused" not in said.sure
     assert "defaults" not in said.sure
 
 
 def test_limits_when_they_rest_on_one_viewer_say_so_in_the_order():
-    jobs = notes(whatif={"state": "done", "summary": {"viewers_refused": 1, "viewers_cut": 1}})
+    jobs = notes(whatif={"state": "done", "summary": {"viewers_troubled": 1, "viewers_cut": 1}})
     said = answer_about("limits", found(jobs, whatif_choices=[choice(1), choice(7)]))
     assert said.do == "Set the limits of limits.toml, which lies beside this page: that rests on 1 viewer in trouble."
     assert "1 viewer of them had been cut: what would have followed nobody has seen." in said.sure
@@ -80,7 +86,10 @@ def test_limits_when_they_rest_on_one_viewer_say_so_in_the_order():
 
 def test_limits_when_the_choice_in_force_is_best_are_left():
     said = answer_about("limits", found(whatif_choices=[choice(1, recommended=True), choice(2)]))
-    assert (said.kind, said.do) == ("fine", "Leave the limits as they are: of 2 choices the one in force is the best.")
+    assert (said.kind, said.do) == (
+        "fine",
+        "Keep the limits as they are: of 2 choices none brings more than its error.",
+    )
     none = answer_about("limits", found(whatif_choices=[choice(1), choice(2)]))
     assert none.kind == "unknown"
     assert "none meets what was asked for" in none.do

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from flowctl.analyze.whatif.estimates import JUDGED, Estimate
 from flowctl.analyze.whatif.grid import DEFAULT_IN_FORCE, default_grid, parse_grid, scaled
 from flowctl.analyze.whatif.recommend import (
-    HONEST_TOLERANCE,
     mark_front,
     parse_objective,
     recommend,
-    without_gain,
 )
-from flowctl.core.flow.limits import HardPolicy
+from flowctl.core.flow.limits import HardPolicy, Limits
 from flowctl.errors import ConfigError
+from flowctl.live.config import LiveConfig
+from flowctl.records.flight.whatif.types import Choice
 
 
 def row(number, disconnects=0.0, delay=100.0, memory=1000, **columns):
@@ -36,103 +35,65 @@ def row(number, disconnects=0.0, delay=100.0, memory=1000, **columns):
 
 def test_recommend_when_a_bound_is_given_orders_what_keeps_it():
     rows = [row(0, 0.05, 10.0), row(1, 0.01, 300.0), row(2, 0.005, 200.0)]
-    pick = recommend(rows, "disconnects<=1% then delay_p95")
+    pick = recommend(rows, [], "disconnects<=1% then delay_p95")
     assert pick.row["choice_id"] == 2
     assert pick.kept
 
 
 def test_recommend_when_no_choice_keeps_the_bound_takes_the_closest_and_says_so():
-    pick = recommend([row(0, 0.5), row(1, 0.3), row(2, 0.4)], "disconnects<=1%")
+    pick = recommend([row(0, 0.5), row(1, 0.3), row(2, 0.4)], [], "disconnects<=1%")
     assert pick.row["choice_id"] == 1
     assert not pick.kept
     assert pick.why.startswith("NO choice")
 
 
-def test_recommend_when_all_are_equal_leaves_what_is_in_force():
-    for objective in ("balanced", "delay_p95", "key_share, memory_peak<=1MiB"):
-        assert recommend([row(2), row(1), row(0)], objective).row["choice_id"] == 0
+def estimate(low, high=None):
+    """Return what a choice changes at both ends, each (change, error) by measure; what is not named does not change."""
+    still = dict.fromkeys(JUDGED, (0.0, 0.0))
+    return Estimate({}, *[(0.0, 0.0)] * 4, (still | low, still | (low if high is None else high)))
 
 
-def test_recommend_when_balanced_says_why_against_what_is_in_force():
-    rows = [row(0, 0.01, 100.0, 1000), row(1, 0.01, 40.0, 1000), row(2, 0.0095, 100.0, 1000)]
-    assert recommend(rows, "balanced").why == (
-        "they cut 1.00% of honest viewers (those in force 1.00%), and none of 3 choices cuts more than 0.1 points "
-        "less; of the 3 that cut as few they have the least delay, memory and lost key frames, all in all: 20% less "
-        "than those in force"
-    )
-    assert recommend(rows[:1], "balanced").why.endswith("all in all, and are in force already")
+PRESENT = row(0), estimate({})
 
 
-def test_recommend_when_balanced_halves_honest_cuts_for_any_delay():
-    assert recommend([row(0, 0.2, 100.0), row(1, 0.1, 150.0)], "balanced").row["choice_id"] == 1
+def advice(*others):
+    rows, found = zip(PRESENT, *others, strict=True)
+    return recommend(rows, found, "balanced")
 
 
-def test_recommend_when_there_is_no_gain_changes_nothing():
-    rows = [row(0, 0.1, 100.0, 1000), row(1, 0.1, 90.0, 950), row(2, 0.1, 60.0, 1000)]
-    assert recommend(rows[:2], "balanced").row is rows[0]
-    assert recommend(rows, "balanced").row is rows[2]
-    rows = [row(number, cut / 50, honest_disconnected=cut) for number, cut in ((0, 5), (1, 2))]
-    pick = recommend(rows, "balanced")
-    assert pick.row is rows[1]
-    assert without_gain(pick, rows[0], 4) is None
-    assert without_gain(pick, rows[0], 5).row is rows[0]
-    assert without_gain(pick, rows[0], 5).why.startswith("change nothing: ")
+def test_recommend_when_nothing_gains_more_than_its_error_keeps_what_is_in_force():
+    pick = advice((row(1, memory=1), estimate({})), (row(2), estimate({"cut": (-0.1, 0.2), "delay": (-0.05, 0.0)})))
+    assert (pick.row["choice_id"], pick.known) == (0, True)
+    assert pick.why.startswith("keep what is in force: ")
+    assert recommend([row(0)], [PRESENT[1]], "balanced").row["in_force"]
 
 
-@pytest.mark.parametrize("objective", ["balanced", "memory_peak", "delay_p95<=50ms then memory_peak"])
-def test_recommend_when_nobody_was_cut_never_doubles_what_is_left_out(objective):
-    present, doubled = row(0, 0.0, 1000.0, 10**6, dropped_share=0.1), row(1, 0.0, 40.0, 10**4, dropped_share=0.21)
-    assert recommend([present, doubled], objective).row is present
-    assert recommend([present | {"dropped_share": 0.0}, doubled], objective).row["in_force"]
-    spares = row(2, 0.0, 45.0, 10**5, dropped_share=0.1)
-    assert recommend([present, doubled, spares], objective).row is spares
+@pytest.mark.parametrize("name", JUDGED)
+def test_recommend_when_anything_gets_worse_at_either_end_advises_another(name):
+    much = {"cut": (-0.5, 0.1), "missed": (-0.3, 0.1)}
+    worse = much | {name: (0.2, 0.3)}
+    for ends in ((worse, much), (much, worse), (worse, worse)):
+        assert advice((row(1), estimate(*ends))).row["in_force"]
+    assert advice((row(1), estimate(worse)), (row(2), estimate({"cut": (-0.2, 0.1)}))).row["choice_id"] == 2
 
 
-def tight_and_wider():
-    """Return choices around limits that are far too tight: what is in force cuts 9 % of honest viewers, others none."""
-    return [
-        row(0, 0.09, 300.0, 200_000, key_share=0.97),  # tight limits hold little, and so seem cheap
-        row(1, 0.09, 280.0, 150_000, key_share=0.96),
-        row(2, 0.0, 2_600.0, 1_400_000, key_share=0.93),
-        row(3, 0.0, 2_400.0, 1_900_000, key_share=0.93),
-        row(4, 0.0, 2_500.0, 5_800_000, key_share=0.98),
-        row(5, 0.03, 900.0, 700_000, key_share=0.95),
-    ]
+def test_recommend_when_several_gain_takes_fewest_cut_then_least_missed_and_memory_last():
+    better = {"cut": (-0.2, 0.05), "missed": (-0.1, 0.01)}
+    rows = [(row(1), estimate({"cut": (-0.3, 0.05)})), (row(2), estimate(better))]
+    assert advice(*rows).row["choice_id"] == 1
+    rows = [(row(1), estimate({"cut": (-0.2, 0.05)})), (row(2, memory=9000), estimate(better))]
+    assert advice(*rows).row["choice_id"] == 2
+    rows = [(row(1, memory=9000), estimate(better)), (row(2, memory=100), estimate(better))]
+    assert advice(*rows).row["choice_id"] == 2
+    assert "better in honest viewers cut and pictures and sound missed" in advice(*rows).why
 
 
-def test_recommend_when_balanced_never_cuts_more_honest_viewers_for_memory_or_delay():
-    pick = recommend(tight_and_wider(), "balanced")
-    assert pick.row["choice_id"] == 2  # the least memory of the three without cuts; the others gain little by more
-    assert pick.why == (
-        "they cut 0.00% of honest viewers (those in force 9.00%), and none of 6 choices cuts fewer; of the 3 that cut "
-        "as few they have the least delay, memory and lost key frames, all in all"
-    )
-
-
-def test_recommend_when_balanced_for_the_closed_loop_takes_limits_that_cut_nobody_honest():
-    rows = tight_and_wider()
-    by_hand, by_default = recommend(rows, "honest_disconnects then delay_p95"), recommend(rows, "balanced")
-    assert by_hand.row["honest_disconnected_share"] == by_default.row["honest_disconnected_share"] == 0
-    assert by_default.row["delay_p95_ms"] <= 1.1 * by_hand.row["delay_p95_ms"]
-
-
-def test_recommend_when_balanced_and_cuts_differ_by_less_than_the_tolerance_weighs_the_rest():
-    rows = [row(0, 0.002, 300.0, 9_000_000), row(1, 0.0, 300.0, 9_000_000), row(2, 0.0008, 30.0, 90_000)]
-    assert recommend(rows, "balanced").row["choice_id"] == 2
-    rows[0] = row(0, 0.0005, 300.0, 9_000_000)  # but never more than in force
-    assert recommend(rows, "balanced").row["choice_id"] == 1
-
-
-@given(
-    shares=st.lists(st.sampled_from([0.0, 0.0005, 0.002, 0.09, 1.0]), min_size=1, max_size=8),
-    data=st.data(),
-)
-def test_recommend_when_balanced_is_at_the_least_of_honest_cuts_whatever_the_rest(shares, data):
-    wide = st.floats(0, 1e9)
-    rows = [row(number, share, data.draw(wide), data.draw(wide)) for number, share in enumerate(shares)]
-    chosen = recommend(rows, "balanced").row["honest_disconnected_share"]
-    assert chosen <= min(shares) + HONEST_TOLERANCE
-    assert chosen <= shares[0]
+def test_recommend_when_only_what_nobody_has_seen_would_tell_says_to_widen_and_look():
+    unsure = row(1), estimate({"cut": (-0.5, 0.1)}, {"delay": (-0.2, 0.1)})
+    pick = advice(unsure)
+    assert (pick.row["choice_id"], pick.known) == (1, False)
+    assert pick.why.startswith("not known: ")
+    assert advice(unsure, (row(2), estimate({"cut": (-0.1, 0.05)}))).row["choice_id"] == 2
 
 
 def test_front_when_a_choice_is_beaten_in_all_leaves_it_out():
@@ -146,11 +107,15 @@ def test_objective_when_it_is_not_understood_is_an_error(text):
         parse_objective(text)
 
 
-def test_grid_when_none_is_given_has_about_fifty_choices_with_the_present_first():
-    choices = default_grid(DEFAULT_IN_FORCE)
-    assert 45 <= len(choices) <= 55
-    assert choices[0] == DEFAULT_IN_FORCE
-    assert len(set(choices)) == len(choices)
+def test_grid_when_none_is_given_has_the_defaults_and_what_is_much_wider():
+    tight = Choice(limits=Limits.parse("256KiB,0,1s", "512KiB,0,2s"), stuck_s=5.0)
+    choices = default_grid(tight)
+    assert choices[0] == tight
+    assert DEFAULT_IN_FORCE in choices
+    assert 15 <= len(choices) == len(set(choices)) <= 20
+    assert {choice.limits.age_ms.hard for choice in choices} >= {2_000, 4_000, 8_000}
+    assert {choice.stuck_s for choice in choices} >= {5.0, 15.0, 20.0, 30.0}
+    assert DEFAULT_IN_FORCE.limits == LiveConfig().limits
 
 
 def test_grid_when_read_from_a_file_is_every_combination():

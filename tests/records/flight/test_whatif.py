@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import ConfigError
 from flowctl.reasons import CloseReason
 from flowctl.records.flight.reading import read_flights
-from flowctl.records.flight.whatif.engine import evaluate, extended, recorded_viewer
+from flowctl.records.flight.whatif.engine import evaluate, extended, recorded_viewer, stalls
 from flowctl.records.flight.whatif.run import WhatifRun
 from flowctl.records.flight.whatif.types import (
     GRID_S,
@@ -215,7 +216,7 @@ def test_evaluate_when_nothing_was_refused_is_the_same_for_all_and_quick():
 
 def test_extended_when_the_link_was_dead_stays_dead():
     events = [(0.0, KEY, 1000), (0.5, REFUSED, 0), (1.0, INTER, 100)]
-    viewer = extended(RecordedViewer(events=events, ended_at=1.0), 3.0, window_s=1.0)
+    viewer = extended(RecordedViewer(events=events, ended_at=1.0), 3.0)
     assert viewer.ended_at == 4.0
     assert viewer.assumed_from == 1.0
     assert sum(size for _, what, size in viewer.events if what < 0) == 0
@@ -223,31 +224,31 @@ def test_extended_when_the_link_was_dead_stays_dead():
     assert later == pytest.approx([1.0, 2.0, 3.0], abs=0.01)  # the fourth would come a moment after the end
 
 
-def test_extended_when_a_stall_was_cut_short_goes_on_for_as_long_again():
+@pytest.mark.parametrize(("rest_s", "resumes"), [(None, 13.0), (0.0, 7.0), (4.0, 11.0), (math.inf, None)])
+def test_extended_when_a_stall_was_cut_short_goes_on_for_as_long_as_is_said(rest_s, resumes):
     events = [(0.0, KEY, 900), (0.0, TAKEN, 900), (1.0, INTER, 900), (1.0, TAKEN, 900), (1.5, INTER, 900)]
     events += [(2.0, REFUSED, 0), (4.0, INTER, 900)]
-    viewer = extended(RecordedViewer(events=events, ended_at=7.0, close_reason="hard limit"), 30.0)
+    viewer = extended(RecordedViewer(events=events, ended_at=7.0, close_reason="hard limit"), 30.0, rest_s)
     more = [event for event in viewer.events if event[0] > 7.0]
     assert min(at for at, what, _ in more if what >= 0) < 8
-    assert min(at for at, what, _ in more if what < 0) == pytest.approx(14.0, abs=0.1)
-    patient = Choice(limits=Limits.parse("0,0,20s", "0,0,25s"), stuck_s=10, return_after_s=0)
-    (outcome,) = evaluate(viewer, [patient])
-    assert outcome.closed is CloseReason.STUCK
-    assert outcome.watched_s == pytest.approx(7.0 + 4.5, abs=1.0)
+    writes = [at for at, what, _ in more if what < 0]
+    assert (min(writes, default=None)) == (resumes and pytest.approx(resumes, abs=0.1))
 
 
-@pytest.mark.parametrize(("stalled_s", "resumes"), [(1.5, True), (3.0, False)])
-def test_extended_when_the_kernel_tells_that_the_line_stood_still_leaves_a_dead_one_dead(stalled_s, resumes):
-    """The kernel took two more writes after the line had stopped; since then, and not since these, nothing moved."""
-    events = [(0.0, KEY, 900), (0.0, TAKEN, 900)]
-    for at in (1.0, 2.0, 3.0):
-        events += [(at, INTER, 9000), (at, HELD, 0), (at, TAKEN, 9000)]
-    events += [(3.0, HELD, 0), (3.2, INTER, 9000), (3.2, TAKEN, 9000), (3.5, INTER, 9000), (3.5, REFUSED, 4000)]
-    end = 3.1 + stalled_s
-    viewer = RecordedViewer(events=[*events, (3.6, HELD, 13_000)], ended_at=end, close_reason="hard limit")
-    took = [at for at, what, size in extended(viewer, 30.0).events if at > end and what in (TAKEN, REFUSED) and size]
-    assert bool(took) is resumes
-    assert not resumes or min(took) >= end + stalled_s - 0.1
+@pytest.mark.parametrize("known", [False, True])
+def test_stalls_when_the_line_stands_still_twice_are_found_with_the_last_that_did_not_end(known):
+    """A kernel that tells takes two more writes after the line has stopped: it has stood since, and not since these."""
+    events, held = [(0.0, KEY, 900), (0.0, TAKEN, 900)], 13_000
+    for at in (3.0, 13.0):
+        events += [(at, INTER, 9000), (at, TAKEN, 9000), (at + 0.2, INTER, 9000), (at + 0.2, TAKEN, 9000)]
+        events += [(at + 0.5, INTER, 9000), (at + 0.5, REFUSED, 4000)]
+        if known:
+            events += [(at + 0.6 + number / 2, HELD, held) for number in range(6)] + [(at + 4.0, HELD, 0)] * (at == 3.0)
+        if at == 3.0:
+            events += [(at + 4.0, TAKEN, 5000)]
+    ended, last = stalls(events, 16.2)
+    assert ended == pytest.approx([3.8 if known else 3.5])
+    assert last == pytest.approx(13.2 if known else 13.5)
 
 
 def test_extended_when_a_limit_closed_the_viewer_lets_it_close_again_first():

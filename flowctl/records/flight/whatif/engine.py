@@ -7,7 +7,8 @@ holds; each choice has a kernel of its own, and what passes an empty kernel is l
 kernel, what was taken while the viewer was blocked is what the line carried. So the choice that was recorded meets the
 answers that were recorded: with limits alone to the byte, with a target delay within some per cent.
 
-After a viewer had been closed nothing was recorded: `extended` goes on with the last seconds of stream and link. Delay
+After a viewer had been closed nothing was recorded: `extended` goes on with its stream, and with its line as it was
+before the stall that the close cut short; how long that stall would have lasted the caller says. Delay
 is the age of the oldest message that the viewer has not taken when a write comes, weighted by the time since the write
 before; it is a *stall* while that is above the player's buffer. Of a viewer that switched between renditions, a choice
 without a set has the switches as they were made; with one, see `flowctl.records.flight.whatif.sets`.
@@ -15,11 +16,11 @@ without a set has the switches as they were made; with one, see `flowctl.records
 
 from __future__ import annotations
 
+import bisect
 import gc
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import inf
 from operator import itemgetter
 from typing import Final
 
@@ -44,15 +45,12 @@ from flowctl.records.flight.whatif.types import (
     on_grid,
 )
 
-_DEAD_S: Final = 2.5
-"""Time without progress at the close from which a link is dead, as is one that carried nothing for longer than it ever
-carried anything: half of the stall after which a viewer is brought back to live, from which nearly all recover."""
-_REPEAT_SHIFT_S: Final = 0.3
-"""Time by which the line of each repeat is later than that before it: a part of any group of pictures."""
 _LEAST_REPEAT_S: Final = 0.1
 """Least time between two repeats: what lasted for a microsecond is not repeated for minutes without a pause."""
-_LEAST_STALL_S: Final = 1.0
+LEAST_STALL_S: Final = 1.0
 """Least pause that is a stall: slow links carry in steps of up to half a second."""
+WINDOW_S: Final = 30.0
+"""How much of stream and line is repeated after a close: several stalls of a line that has them often."""
 _STILL_BYTES: Final = 3000
 """Most bytes that are not progress, two packets: probes of a closed window."""
 _SETTLE_S: Final = 1024 * GRID_S
@@ -103,9 +101,14 @@ def recorded_viewer(
     close_reason: str | None,
     switched: Sequence[float] = (),
     extend_s: float = EXTEND_S,
-    repeat: int = 0,
+    rest_s: float | None = None,
+    later_s: float = 0.0,
 ) -> RecordedViewer:
-    """Return the viewer of what was recorded as it came: times of any kind, and as many events as there were."""
+    """Return the viewer of what was recorded as it came: times of any kind, and as many events as there were.
+
+    `rest_s`: how long the stall goes on that a close for slowness cut short (`extended`). `later_s`: by how much the
+    line is later than the stream; two real runs never meet at the same moment.
+    """
     viewer = RecordedViewer(
         events=[(on_grid(at), what, size) for at, what, size in events[:MOST_EVENTS]],
         given=given,
@@ -115,8 +118,8 @@ def recorded_viewer(
         switched=[*map(on_grid, switched)],
     )
     if close_reason in SLOW_ENDS:
-        viewer = extended(viewer, extend_s, for_good=repeat % 2 == 1)
-    return _later(viewer, repeat * _REPEAT_SHIFT_S) if repeat else viewer
+        viewer = extended(viewer, extend_s, rest_s)
+    return _later(viewer, later_s) if later_s else viewer
 
 
 def not_known(viewer: RecordedViewer, choice: Choice) -> str | None:
@@ -132,75 +135,81 @@ def not_known(viewer: RecordedViewer, choice: Choice) -> str | None:
 
 
 def _later(viewer: RecordedViewer, seconds: float) -> RecordedViewer:
-    """Return `viewer` with its line later than its stream: two real runs never meet at the same moment."""
     last = viewer.ended_at
     events = [(at if what >= 0 else min(on_grid(at + seconds), last), what, size) for at, what, size in viewer.events]
     return replace(viewer, events=sorted(events, key=itemgetter(0)))
 
 
-def extended(
-    viewer: RecordedViewer, seconds: float, *, window_s: float = 10.0, for_good: bool = False
-) -> RecordedViewer:
-    """Return `viewer` with `seconds` more, in which the last `window_s` of stream and link come again and again.
+def extended(viewer: RecordedViewer, seconds: float, rest_s: float | None = None) -> RecordedViewer:
+    """Return `viewer` with `seconds` more, in which its stream goes on, and its line as it was before its last stall.
 
-    What would have become of a viewer that the server closed is not recorded. A stall that the close cut short goes on
-    for as long again; a line of which the kernel tells that it carried nothing for 2.5 s, or for longer than it ever
-    carried anything, stays dead.
+    That stall, which the close cut short, lasts for `rest_s` more; None: for as long again; inf: for good. Then the
+    line repeats itself from `WINDOW_S` before the stall on, with the stall.
     """
     if seconds <= 0 or not viewer.events:
         return viewer
-    end, stopped = viewer.ended_at, _stopped_at(viewer)
-    first = max(viewer.events[0][0], end - window_s)
-    window = [event for event in itertools.islice(viewer.events, viewer.given, None) if event[0] >= first]
-    length = end - first
-    if not window or length <= 0:
-        return viewer
-    dead = for_good and end - stopped >= _LEAST_STALL_S
-    dead |= _tells(viewer) and end - stopped >= min(_DEAD_S, max(stopped - viewer.events[0][0], _LEAST_STALL_S))
-    resumes = inf if dead else end + (end - stopped)
-    more: list[Event] = []
-    held = next((size for _, what, size in reversed(viewer.events) if what == HELD), None)
+    events, end = viewer.events, viewer.ended_at
+    stopped = stalls(events, end)[1]
+    first = max(events[0][0], end - WINDOW_S)
+    resumes = end + (end - stopped if rest_s is None else rest_s)
+    coming = [event for event in itertools.islice(events, viewer.given, None) if event[1] >= 0 and event[0] >= first]
+    until, most = end + seconds, (MOST_EVENTS - len(events)) // 2
+    more = [*itertools.islice(_again(coming, first, end - first, end, until), most)]
+    held = next((size for _, what, size in reversed(events) if what == HELD), None)
     if held is not None:  # until then, nothing is carried
-        more.append((min(max(resumes, end), end + seconds), HELD, held))
-    shift, looked = length + _SETTLE_S, len(viewer.events)
-    while shift < seconds + length and looked + len(window) <= MOST_EVENTS:
-        looked += len(window)  # also those that are left out
-        more.extend(
-            (at + shift, what, size)
-            for at, what, size in window
-            if at + shift <= end + seconds and (what >= 0 or at + shift >= resumes)
+        more.append((min(resumes, until), HELD, held))
+    line_first = max(events[0][0], stopped - WINDOW_S)
+    line = [event for event in events if event[1] < 0 and line_first <= event[0] <= stopped]
+    if resumes < until:
+        length = stopped - line_first + (resumes - stopped if resumes - stopped >= LEAST_STALL_S else 0.0)
+        more += itertools.islice(_again(line, line_first, length, resumes, until), most)
+    more = sorted(more, key=itemgetter(0))
+    return replace(viewer, events=[*events, *more][:MOST_EVENTS], ended_at=until, assumed_from=end)
+
+
+def _again(window: Sequence[Event], begin: float, length: float, start: float, until: float) -> Iterator[Event]:
+    """Yield what came from `begin` on again and again, each time `length` later, from `start` until `until`."""
+    start += _SETTLE_S
+    while window and start < until:
+        yield from (
+            (on_grid(start + at - begin), what, size) for at, what, size in window if start + at - begin <= until
         )
-        shift += max(length, _LEAST_REPEAT_S)
-    return replace(
-        viewer, events=[*viewer.events, *sorted(more, key=itemgetter(0))], ended_at=end + seconds, assumed_from=end
-    )
+        start += max(length, _LEAST_REPEAT_S)
+
+
+def stalls(events: Sequence[Event], ended: float) -> tuple[list[float], float]:
+    """Return how long the line stood still each time that it went on after it, and when it last carried something.
+
+    Looks at the kernel tell: while it holds all that it was given, nothing is carried. Writes alone do not: a line goes
+    on with what its kernel has when there are none. Where nothing is known of the kernel, there are only writes.
+    """
+    found: list[float] = []
+    since = ended
+    known = any(what == HELD and size for _, what, size in events)
+    given, times = [0], [events[0][0] if events else ended]  # bytes written up to a time
+    blocked, level = False, -1  # bytes that were carried at the last look; -1: nobody has looked yet
+    for at, what, size in events:
+        if what in (TAKEN, REFUSED):
+            moved = blocked and (what == TAKEN or (size > 0 and not known))
+        elif what == HELD and blocked:
+            moved = 0 <= level < given[-1] - size - _STILL_BYTES
+            if level < 0:  # it stands still since it has been given more than it had carried by then
+                since = times[min(bisect.bisect_right(given, given[-1] - size + _STILL_BYTES), len(times) - 1)]
+        else:
+            continue
+        if moved and at - since >= LEAST_STALL_S:
+            found.append(at - since)
+        if what == HELD:
+            level, since = given[-1] - size, at if moved else since
+        else:
+            if moved or not blocked:
+                level, since = -1, at if size or known else times[-1]
+            blocked = what == REFUSED
+            given.append(given[-1] + size)
+            times.append(at)
+    return found, since if blocked else ended
 
 
 def _tells(viewer: RecordedViewer) -> bool:
     """Return whether it is known what the kernel held."""
     return any(what == HELD and size for _, what, size in viewer.events)
-
-
-def _stopped_at(viewer: RecordedViewer) -> float:
-    """Return when the line last carried something: since then the kernel has held all that it was given.
-
-    Writes do not tell: one that is told to take less asks for more much later than its line carries, and one that takes
-    goes on taking for a while when its line has stopped.
-    """
-    events = viewer.events
-    known = _tells(viewer)
-    held: int | None = None
-    stopped = viewer.ended_at
-    for at, what, size in reversed(events):
-        if not known:
-            if what in (TAKEN, REFUSED) and size:
-                return at
-        elif what == HELD:
-            if held is not None and size > held + _STILL_BYTES:
-                return stopped
-            held, stopped = size if held is None else held, at
-        elif what in (TAKEN, REFUSED) and held is not None:
-            held -= size  # before it, the kernel held so much less
-            if held < -_STILL_BYTES:
-                return at
-    return events[0][0]

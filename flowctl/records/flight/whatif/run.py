@@ -115,6 +115,8 @@ class Seat:
     memory_byte_s: float = 0.0
     watch_offset: int = OFF_MARK
     watch_sequence: int = OFF_MARK
+    taken_bytes: int = 0
+    shown_at: float | None = None  # when its kernel had taken as much as joining gave up to the end of a key frame
     sender: Sender = field(init=False)
     _carried: float = field(init=False)
 
@@ -144,6 +146,9 @@ class Seat:
             raise BlockingIOError(errno.EAGAIN, "the link has no room")  # each anew: it holds frames, and they the log
         count = min(sum(map(len, buffers)), room)
         self.held += count
+        self.taken_bytes += count
+        if self.shown_at is None and self.taken_bytes >= self.run.first_bytes:
+            self.shown_at = self.run.now
         return count
 
     # -- its kernel
@@ -262,6 +267,8 @@ class WhatifRun:
         self._offset = self._sequence = OFF_MARK  # of the log, before which nobody is to be looked at
         self._key_sequence = -1
         self._wrote_at = self.now
+        key = next((place for place, (_, what, _) in enumerate(viewer.events) if what == _KEY), -1)
+        self.first_bytes = sum(size for _, what, size in viewer.events[: key + 1] if what >= 0)
         self._seats = self._make_seats(choices)
         self._most_ticks = self._ticks_left = len(choices) * (_TICKS + _TICKS_PER_EVENT * len(viewer.events))
 
@@ -570,6 +577,7 @@ class WhatifRun:
             memory_byte_s=seat.memory_byte_s,
             delay=tuple(sorted(seat.gauge.delay.items())),
             returns=figures.returns,
+            joined_s=(self.now if seat.shown_at is None else seat.shown_at) - began if self._viewer.refused else 0.0,
         )
 
 

@@ -181,6 +181,7 @@ class ChoiceOutcome(NamedTuple):
     returns: int  # times the viewer was brought back to live
     rendition_s: tuple[float, ...] = ()  # seconds in each rendition of the choice
     switches: int = 0  # between them
+    joined_s: float = 0.0  # until the kernel had taken the first key frame, in seconds; 0 where it was never refused
 
     @property
     def pictures_share(self) -> float:

@@ -1,0 +1,167 @@
+"""From trials to figures of all viewers, and how far off these may be.
+
+Each viewer that was tried stands for as many of its stratum, as the mean of its trials. What chance does to a figure is
+found by drawing the viewers again, with replacement (Efron, 1979): each of `AGAIN` draws is a crowd like this one. A
+choice and the one in force are drawn together, so that what is common to both is in no difference. Figures are of both
+ends of what is not known. Of cuts, which are few, the bounds are Wilson's (1927), where none in ten is not
+none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from flowctl.analyze.whatif.trials import DELAY, GONE, PEAK, Sums, Trial
+from flowctl.records.flight.whatif.types import bucket_ms
+
+AGAIN: Final = 200
+"""Draws of a crowd: the fifth of a hundred is then known to a few."""
+SURE: Final = 1.645
+"""Standard errors of a range: it has the truth nine times of ten."""
+_MOST_DELAY_MS: Final = 10_000.0
+"""Delay from which a later picture is no worse, and which a viewer counts with that was cut."""
+JUDGED: Final = ("cut", "missed", "late", "delay", "join")
+"""What choices are judged by, over honest viewers in trouble: the share that is cut; of what they should have had, what
+they did not get; p95 of the delay and its mean, with the time after a cut as the longest; mean time to the first
+picture."""
+Change = dict[str, tuple[float, float]]
+"""How much more than in force, and how far off that may be; delays and joins as shares of what they are in force."""
+
+
+class Estimate(NamedTuple):
+    """What a choice does to all viewers."""
+
+    totals: Mapping[str, float]  # sums by measure, of the middle between both ends
+    cut: tuple[float, float]  # viewers that it cuts, at least and at most
+    honest_cut: tuple[float, float]
+    dropped_share: tuple[float, float]
+    delay_p95_ms: tuple[float, float]
+    changes: tuple[Change, Change]  # at both ends
+
+
+def estimates(
+    calm: Sums, sizes: Mapping[int, int], strata: Sequence[int], trials: Sequence[Sequence[Trial]], choices: int
+) -> list[Estimate]:
+    """Return what each choice does.
+
+    `calm` are the sums of those that always kept up, `sizes` how many viewers there are of each other stratum, `strata`
+    and `trials` those of each viewer that was tried.
+    """
+    names = sorted({name for some in trials for trial in some for end in trial.ends for one in end for name in one})
+    place = {name: number for number, name in enumerate(names)}
+    cube = np.zeros((2, len(trials), choices, len(names)))
+    for number, some in enumerate(trials):
+        for trial in some:
+            for end, found in enumerate(trial.ends):
+                for choice in range(choices):
+                    for name, value in found[choice if len(found) > 1 else 0].items():
+                        cube[end, number, choice, place[name]] += value / len(some)
+    of = np.asarray(strata, dtype=int)
+    tried = {stratum: int((of == stratum).sum()) for stratum in sizes}
+    weight = np.asarray([sizes[stratum] / tried[stratum] for stratum in strata])
+    crowds = np.ones((1 + AGAIN, len(trials))) * weight
+    chance = np.random.default_rng(1)
+    for stratum, count in tried.items():
+        if count:
+            crowds[1:, of == stratum] *= chance.multinomial(count, np.full(count, 1 / count), size=AGAIN)
+    figures = [_Figures(part, place, crowds, calm) for part in cube]
+    made = []
+    for choice in range(choices):
+        totals = {name: float((cube[:, :, choice, at] * weight).sum(axis=1).mean()) for name, at in place.items()}
+        for name, value in calm.items():
+            totals[name] = totals.get(name, 0.0) + value
+        if PEAK in place and len(trials):
+            totals[PEAK] = float(cube[:, :, choice, place[PEAK]].max())
+        cut, honest = (
+            _bounds([one.of(name)[:, choice] @ weight for one in figures], len(trials), float(sum(weight)))
+            for name in ("disconnected", "honest_disconnected")
+        )
+        dropped, p95 = (_span([getattr(one, name)[:, choice] for one in figures]) for name in ("dropped", "p95"))
+        made.append(Estimate(totals, cut, honest, dropped, p95, (figures[0].change(choice), figures[1].change(choice))))
+    return made
+
+
+class _Figures:
+    """Figures of the crowds by choice, at one end; the first crowd is the one that was recorded."""
+
+    def __init__(self, cube: Any, place: Mapping[str, int], crowds: Any, calm: Sums) -> None:
+        self._cube, self._place, self._crowds = cube, place, crowds
+        honest = crowds * self.of("honest")[:, 0] if cube.size else crowds
+        self.honest = honest
+
+        def total(name: str, who: Any = crowds) -> Any:
+            return who @ self.of(name)
+
+        def ratio(part: Any, whole: Any) -> Any:
+            return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
+
+        drops = sum(total(name) for name in place if name.startswith("dropped_messages_")) + np.zeros_like(
+            total("join_us")
+        )
+        self.dropped = ratio(drops, total("offered_messages") + calm["offered_messages"])
+        buckets = {int(name.partition(".")[2]) for name in (*place, *calm) if name.startswith((DELAY, GONE))}
+        order = sorted(buckets)
+        watched = np.stack([total(f"{DELAY}{bucket}") + calm[f"{DELAY}{bucket}"] for bucket in order], axis=-1)
+        self.p95 = _quantile(watched, order)
+        whole = np.stack(
+            [total(f"{DELAY}{bucket}", honest) + total(f"gone.{bucket}", honest) for bucket in order], axis=-1
+        )
+        ms = np.minimum([bucket_ms(bucket) for bucket in order], _MOST_DELAY_MS)
+        self.judged = {
+            "cut": ratio(total("honest_disconnected", honest), total("viewers", honest)),
+            "missed": ratio(total("missed", honest), total("wanted", honest)),
+            "late": np.minimum(_quantile(whole, order), _MOST_DELAY_MS),
+            "delay": ratio(whole @ ms, whole.sum(axis=-1)),
+            "join": ratio(total("join_us", honest), total("joins", honest)),
+        }
+
+    def of(self, name: str) -> Any:
+        """Return what each viewer has of a measure, by choice."""
+        if name not in self._place:
+            return np.zeros(self._cube.shape[:2])
+        return self._cube[:, :, self._place[name]]
+
+    def change(self, choice: int) -> Change:
+        found: Change = {}
+        for name, values in self.judged.items():
+            more = values[:, choice] - values[:, 0]
+            if name in ("late", "delay", "join"):
+                more = more / (values[0, 0] or math.inf)
+            found[name] = float(more[0]), SURE * float(more.std())
+        return found
+
+
+def _quantile(time: Any, buckets: Sequence[int], share: float = 0.95) -> Any:
+    """Return the upper end of the bucket below which that share of the time lies, in ms."""
+    so_far = time.cumsum(axis=-1)
+    at = (so_far < share * so_far[..., -1:] - 1e-3).sum(axis=-1)
+    return np.asarray([bucket_ms(bucket) for bucket in buckets])[np.minimum(at, len(buckets) - 1)]
+
+
+def _bounds(cut: Sequence[float], tried: int, troubled: float) -> tuple[float, float]:
+    """Return how many of those in trouble are cut, at least and at most, by how many that is at both ends."""
+    if not tried:
+        return 0.0, 0.0
+    ends = []
+    for value, side in ((min(cut), -1), (max(cut), 1)):
+        share, square = min(value / troubled, 1.0), SURE**2 / tried
+        spread = math.sqrt(share * (1 - share) * square + square**2 / 4)
+        ends.append(troubled * (share + square / 2 + side * spread) / (1 + square))
+    return max(ends[0], 0.0), min(ends[1], troubled)
+
+
+def _span(values: Sequence[Any]) -> tuple[float, float]:
+    return float(min(np.quantile(one, 0.05) for one in values)), float(max(np.quantile(one, 0.95) for one in values))
+
+
+def sums_of(rows: Sequence[Mapping[str, Any]]) -> Sums:
+    """Return the sums of a viewer that always kept up."""
+    sums = Sums()
+    for row in rows:
+        sums.update(dict(row["calm"] or ()))
+    sums.update(viewers=1, honest=1, wanted=sums["offered_messages"])
+    return sums

@@ -1,0 +1,136 @@
+"""The loop is closed over planted worlds: what is advised is set, and what was promised comes."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from planted_worlds import World, recorded, truth, viewer
+
+from flowctl.analyze.options import WhatifOptions
+from flowctl.analyze.whatif.grid import DEFAULT_IN_FORCE, default_grid
+from flowctl.analyze.whatif.job import advise, has_room, promised, stream_needs
+from flowctl.analyze.whatif.survival import Length, Survival, drawn_again
+from flowctl.core.flow.limits import Limits
+from flowctl.records.flight.whatif.types import Choice
+
+WORLDS = (
+    World("short", lambda chance: chance.expovariate(1 / 1.5) + 0.3, every_s=8, share=0.6),
+    World("long", lambda chance: chance.expovariate(1 / 4) + 0.5, every_s=15, share=0.5),
+    World("of two lengths", lambda chance: 1.5 if chance.random() < 0.7 else 6.0, every_s=10, share=0.5),
+    World("some for good", lambda chance: 2.0 if chance.random() < 0.8 else 1000.0, every_s=10, share=0.5),
+    World("slow lines", lambda chance: chance.expovariate(1), every_s=6, share=0.5, rate=1.1),
+)
+TIGHT = Choice(limits=Limits.parse("256KiB,0,1s", "512KiB,0,2s"))
+MIDDLING = Choice(limits=Limits.parse("1MiB,0,2s", "2MiB,0,4s"))
+ALL = 10**9
+NOW_S = WhatifOptions(budget_s=0.1)
+
+
+def crowd(world, seed, count=40):
+    chance = random.Random(f"{world.name} {seed}")
+    return [viewer(world, chance) for _ in range(count)]
+
+
+def within(row, name, value, slack=0.0):
+    return row[f"{name}_low"] * (1 - slack) <= value <= row[f"{name}_high"] * (1 + slack)
+
+
+def test_advice_when_it_is_set_in_planted_worlds_keeps_its_promises_and_makes_nothing_worse():
+    kept = {"disconnected": [], "dropped_share": [], "delay_p95_ms": []}
+    worse, known, wider = [], 0, 0
+    for world in WORLDS:
+        for number, present in enumerate((TIGHT, MIDDLING, TIGHT, MIDDLING)):
+            people = crowd(world, number, 24)
+            grid = default_grid(present)[:10:3] + default_grid(present)[7:9]
+            found = advise(recorded(people, present), grid, WhatifOptions(), trials=ALL)
+            row = found.pick.row
+            before, after = truth(people, present), truth(people, grid[row["choice_id"]])
+            kept["disconnected"].append(within(row, "disconnected", after.cut))
+            kept["dropped_share"].append(within(row, "dropped_share", after.dropped_share))
+            kept["delay_p95_ms"].append(within(row, "delay_p95_ms", after.delay_p95_ms, slack=0.13))
+            known += found.pick.known and not row["in_force"]
+            wider += before.cut - after.cut
+            if found.pick.known:
+                name = f"{world.name} {number}: {before} -> {after}, {found.pick.why}"
+                worse += [name] * (after.cut > before.cut or after.missed_share > before.missed_share + 0.01)
+                worse += [name] * (after.late_p95_ms > before.late_p95_ms * 1.3)
+    assert not worse, worse
+    assert {name: sum(some) >= 0.9 * len(some) for name, some in kept.items()} == dict.fromkeys(kept, True), kept
+    assert known >= 8  # a rule that always said "keep" would keep all its promises
+    assert wider >= 50
+
+
+def test_advice_when_what_is_in_force_cuts_nobody_is_to_keep_it():
+    world = WORLDS[4]._replace(every_s=30)
+    wide = Choice(limits=Limits.parse("4MiB,0,8s", "8MiB,0,16s"))
+    for seed in range(3):
+        people = crowd(world, seed)
+        found = advise(recorded(people, wide), default_grid(wide), WhatifOptions(), trials=ALL)
+        assert found.pick.row["in_force"], found.pick.why
+        assert found.pick.why.startswith("keep what is in force")
+
+
+def test_advice_when_no_stall_of_such_length_ever_ended_is_to_widen_and_look():
+    world = World("each of six seconds", lambda _: 6.0, every_s=10, share=0.5)
+    found = advise(recorded(crowd(world, 0), TIGHT), default_grid(TIGHT), WhatifOptions(), trials=ALL)
+    row = found.pick.row
+    assert not found.pick.known
+    assert "widen the limits to these for an hour" in found.pick.why
+    assert (row["disconnected_low"], row["in_force"]) == (0, False)
+    assert row["disconnected_high"] >= found.rows[0]["disconnected"] - 1
+    # An hour later stalls of that length were seen to end, and how many come back is known.
+    wide = next(one for one in default_grid(TIGHT) if str(one) == row["choice"])
+    people = crowd(world, 1)
+    looked = advise(recorded(people, wide), [wide, TIGHT], WhatifOptions(), trials=ALL)
+    assert within(looked.rows[1], "disconnected", truth(people, TIGHT).cut)
+
+
+def test_advice_when_time_is_short_is_of_whom_it_tried_and_says_how_far_off_it_may_be():
+    people = crowd(WORLDS[0], 0)
+    seen = recorded(people, TIGHT)
+    few, again, all_ = (advise(seen, [TIGHT, MIDDLING], NOW_S, trials=count) for count in (6, 6, ALL))
+    assert few.rows == again.rows
+    assert (few.made, few.tried) == (6, 6)
+    assert all_.made == all_.wanted > 20
+    spans = [one.rows[1]["disconnected_high"] - one.rows[1]["disconnected_low"] for one in (few, all_)]
+    assert spans[0] > spans[1]
+    assert within(few.rows[1], "disconnected", truth(people, MIDDLING).cut)
+    timed = advise(seen, [TIGHT, MIDDLING], NOW_S)
+    assert 1 <= timed.made <= timed.wanted
+    assert f"of {len(people)} cut" in promised(timed.rows[1])
+
+
+def test_room_when_a_hard_mark_holds_less_than_its_wait_is_never_advised():
+    needs = stream_needs(recorded(crowd(WORLDS[4], 0, 3), TIGHT))
+    assert needs[0] == pytest.approx(20_000, rel=0.1)
+    assert has_room(DEFAULT_IN_FORCE, needs)
+    least = math.ceil(needs[0] * 1.5 / 0.8) + 100 * 60
+    for size, enough in ((least, True), (least // 2, False)):
+        assert has_room(Choice(limits=Limits.parse(f"{size // 2},0,8s", f"{size},0,16s")), needs) is enough
+    assert has_room(Choice(limits=Limits.parse("1,0", "2,0", target_delay_ms=0)), needs)
+
+
+def test_survival_when_lengths_were_cut_short_is_that_of_kaplan_and_meier():
+    lengths = [Length(1, whole=True), Length(2, whole=False), Length(3, whole=True), Length(4, whole=False)]
+    known = Survival(lengths)  # 3/4 are longer than 1, 3/8 longer than 3, and of longer ones nothing is known
+    assert known.longest == 3
+    assert known.rest(0.0, 0.9) == 1
+    assert known.rest(0.0, 0.5) == 3
+    assert known.rest(0.0, 0.3) is None
+    assert known.rest(2.5, 0.6) == 0.5
+    assert known.rest(2.5, 0.4) is None
+    assert known.rest(3.0, 0.5) is None
+    assert Survival([]).rest(1.0, 0.5) is None
+    assert drawn_again([], 3).longest == 0
+
+
+def test_survival_when_tight_limits_cut_half_of_the_stalls_finds_the_share_that_is_longer():
+    chance = random.Random(4)
+    whole = [chance.expovariate(1 / 3) for _ in range(4000)]
+    patience = [chance.uniform(1, 8) for _ in whole]
+    known = Survival([Length(min(a, b), a <= b) for a, b in zip(whole, patience, strict=True)])
+    rests = [known.rest(2.0, chance.random()) for _ in range(4000)]
+    longer = sum(rest is None or rest > 3.0 for rest in rests) / len(rests)
+    assert longer == pytest.approx(math.exp(-1), abs=0.05)
