@@ -230,6 +230,7 @@ class AnalysisJob:
     """A job."""
 
     name: str  # as on the command line
+    tries: bool = False  # its answer takes as long as it is given, and comes after those that count
     parts: tuple[JobPart, ...]  # that it makes
     uses: tuple[str, ...] = ()  # names of parts of other jobs that its answer reads; they are made as well
     # Names of all tables and files that its answer writes; one that it does not write is deleted

@@ -266,7 +266,12 @@ class _AnalysisRun:
         def place(note: JobNote) -> None:
             notes[note.name] = replace(self._placed(jobs.get(note.name), note, hours), **self._span(hours))
 
-        answers([name for name in names if name not in last])
+        tries = [name for name, job in jobs.items() if job.tries and last]
+        answers([name for name in names if name not in (*last, *tries)])
+        for name in tries:  # what was counted is told before them, and once more with them
+            notes[name] = JobNote(name, JobState.DONE, summary={"why": "it is being tried; this page will tell"})
+        answers(last if tries else ())
+        answers(tries)
         answers(last)
         result = self._result({name: notes[name] for name in names}, hours)
         self._write_summary(result.as_dict() | {"jobs": {name: note.as_dict() for name, note in notes.items()}})

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 FEW_REFUSED: Final = 20
 """Least viewers in trouble for a share: with fewer, one more or less is over five percent."""
 STRETCHES: Final = "whatif_stretches"
-RECORD: Final = "not known: record flights (flowctl serve live records some wherever it is given --events)"
+RECORD: Final = "not known: record flights (flowctl serve live --events FOLDER --flights 100%)"
 """What there is to say of limits where no viewer was recorded message by message."""
 RANGED: Final = ("disconnected", "honest_disconnected", "dropped_share", "delay_p95_ms")
 ENDS: Final = ("low", "high")
@@ -523,6 +523,7 @@ def limits_text(
 
 JOB: Final = AnalysisJob(
     name="whatif",
+    tries=True,
     parts=(
         JobPart(
             name=STRETCHES,

@@ -14,7 +14,7 @@ from flowctl.analyze.options import WhatifOptions
 from flowctl.analyze.records.window import Window
 from flowctl.analyze.run import run
 from flowctl.analyze.whatif.grid import DEFAULT_IN_FORCE, default_grid
-from flowctl.analyze.whatif.job import JOB, SET_WORDS, Sample, _in_force
+from flowctl.analyze.whatif.job import JOB, SET_WORDS, Sample, _in_force, advise
 from flowctl.analyze.whatif.stretches import SERVER
 from flowctl.core.flow.limits import target_marks
 from flowctl.core.flow.limitsfile import LimitsFile, parse_limits_file, render
@@ -94,7 +94,7 @@ def test_run_when_no_viewer_was_recorded_says_how_many_were_cut_and_what_is_miss
     assert (summary["viewers"], summary["viewers_cut"]) == (4, 3)
     assert summary["why"] == (
         "of 4 viewers 3 were cut for being slow (1 by hard limit, 2 by stuck); what other limits would have done is "
-        "not known: record flights (flowctl serve live records some wherever it is given --events)"
+        "not known: record flights (flowctl serve live --events FOLDER --flights 100%)"
     )
 
 
@@ -128,6 +128,25 @@ def test_run_when_a_grid_has_sets_tries_them_on_flights_and_recommends_limits_al
     assert 0 < tried["sent_bytes"] < rows[0]["sent_bytes"]
     assert not tried["recommended"]
     assert any(SET_WORDS in line for line in warnings)
+
+
+def test_run_when_trials_take_time_has_the_page_of_what_was_counted_before_them(either, tmp_path, monkeypatch):
+    write_flights(tmp_path / "events")
+    out, seen = tmp_path / "out", []
+    page = out / "report.html"
+
+    def advised(*given, **more):
+        seen.append(page.read_text("utf-8"))
+        return advise(*given, **more)
+
+    monkeypatch.setattr("flowctl.analyze.whatif.job.advise", advised)
+    result = run(either, str(tmp_path / "events"), str(out), ["whatif", "report"], {"whatif": WhatifOptions(grid=GRID)})
+    assert result.failed == []
+    (before,) = seen
+    assert "it is being tried; this page will tell" in before
+    after = page.read_text("utf-8")
+    assert "it is being tried" not in after
+    assert result.jobs["whatif"].summary["why"]
 
 
 def test_run_when_there_is_no_viewer_keeps_the_limits_file_and_says_so(either, tmp_path):
