@@ -365,19 +365,16 @@ def answer(parts: Parts, options: WhatifOptions) -> JobAnswer:
     if any(choice.renditions for choice in choices):
         warnings.append(f"whatif: {SET_WORDS}")
     chosen = rows[pick.row["choice_id"]]
-    if pick.known:
-        chosen["recommended"] = True
-        pick = pick._replace(why=f"{pick.why}{promised(chosen)}{_rests_on(summary)}")
-    else:
+    chosen["recommended"] = True
+    if not pick.known:
         summary["widen"] = settings_text(choices[chosen["choice_id"]])
         pick = pick._replace(why=f"{pick.why}: {summary['widen']}")
-        rows[0]["recommended"] = True
+    pick = pick._replace(why=f"{pick.why}{promised(chosen)}{_rests_on(summary)}")
     who = f"{len(sample.viewers)} recorded viewers"
     who += f", a random sample of {sample.share:.2%} of them" if sample.share < 1 else ""
-    kept = rows[0] if not pick.known else chosen
-    text = limits_text(choices[kept["choice_id"]], pick._replace(row=kept), rows[0], options.objective, who, levels)
+    text = limits_text(choices[chosen["choice_id"]], pick, rows[0], options.objective, who, levels)
     parts.write_text("limits.toml", text)
-    summary |= {"recommended": kept["choice"], "why": pick.why, "bounds_kept": pick.kept, "known": pick.known}
+    summary |= {"recommended": chosen["choice"], "why": pick.why, "bounds_kept": pick.kept, "known": pick.known}
     import pandas as pd
 
     parts.write("whatif_choices", pd.DataFrame(rows, columns=list(CHOICE_COLUMNS)), CHOICE_COLUMNS)
