@@ -142,7 +142,7 @@ def run(
 
     settings = {}
     if running() != DUCKDB and (not callable(spark) or local_path(out) is None):
-        settings = dict(session().sparkContext.getConf().getAll())
+        settings = importlib.import_module("flowctl.analyze.spark.session").settings_in(session())
     if listing is None and events is not None:
         # Before a folder is made for results of nothing.
         listing = list_records(events, window and window.with_day_before(), settings)
@@ -166,7 +166,8 @@ def run(
         except BaseException:  # a signal: what runs is given up
             for found in opened:
                 with contextlib.suppress(Exception):
-                    found.sparkContext.cancelAllJobs()
+                    if running() != DUCKDB:
+                        importlib.import_module("flowctl.analyze.spark.session").cancel(found)
             raise
         finally:
             staging.remove()

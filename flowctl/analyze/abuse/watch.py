@@ -32,6 +32,7 @@ from flowctl.analyze.records.place import RecordPlace, Storage, literal
 from flowctl.analyze.records.window import Window
 from flowctl.analyze.run import AllResult
 from flowctl.analyze.run import run as run_jobs
+from flowctl.analyze.spark.session import parallelism
 from flowctl.core.server.bans import Ban, BanList, parse_lines, render
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.records.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FORMAT, SPARK_TYPES
@@ -111,7 +112,7 @@ class Watch:
 
     def start(self) -> StreamingQuery:
         spark, options = self._spark, self._options
-        partitions = min(MOST_STATE_PARTITIONS, spark.sparkContext.defaultParallelism)
+        partitions = min(MOST_STATE_PARTITIONS, parallelism(spark))
         spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
         # A batch without files would only throw old windows out, which the next one does as well.
         spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")

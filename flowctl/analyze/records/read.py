@@ -27,6 +27,7 @@ from flowctl.analyze.records.footers import DAMAGED, STRANGE, Facts, facts_of, o
 from flowctl.analyze.records.listing import RecordsError
 from flowctl.analyze.records.place import literal
 from flowctl.analyze.records.window import ODD_HOUR, Hour, end_of
+from flowctl.analyze.spark.session import parallelism
 from flowctl.core.text.printable import foreign
 from flowctl.records.telemetry.schema import SPARK_TYPES, TABLES, Column, Kind
 
@@ -200,7 +201,7 @@ class Read:
                             yield from rows.append_column("_why", why).to_batches()
 
         ddl = f"{TABLES[table].spark_ddl}, {_BESIDE}, _file string, _why string"
-        tasks = max(1, min(len(rows), self.spark.sparkContext.defaultParallelism))
+        tasks = max(1, min(len(rows), parallelism(self.spark)))
         return files.repartition(tasks).mapInArrow(made, ddl)
 
     def _check_distinct(self, table: str, goods: Sequence[_Good]) -> None:
@@ -271,10 +272,10 @@ def look(read: Read, files: Sequence[File], *, whole: bool = False) -> list[tupl
         path, table, hour, strange = row
         return Facts(path, STRANGE, strange) if strange else facts_of(system, path, table, hour, now_us, whole=whole)
 
-    if running() == DUCKDB or (len(files) <= DRIVER_FILES and sum(file.size_bytes for file in files) <= DRIVER_BYTES):
+    context, size_bytes = getattr(read.spark, "sparkContext", None), sum(file.size_bytes for file in files)
+    if running() == DUCKDB or context is None or (len(files) <= DRIVER_FILES and size_bytes <= DRIVER_BYTES):
         with ThreadPoolExecutor(THREADS) as pool:
             return list(zip(files, pool.map(look, rows), strict=True))
-    context = read.spark.sparkContext
     slices = max(context.defaultParallelism, len(rows) // FILES_PER_TASK)
     return list(zip(files, context.parallelize(rows, slices).map(look).collect(), strict=True))
 

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, Self, TextIO
+from typing import TYPE_CHECKING, Any, Final, Self, TextIO, cast
 
 from flowctl.core.text.output import say
 
@@ -29,6 +29,7 @@ class Progress:
     def __init__(self, title: str) -> None:
         self._title = title  # replaced whole, read by the thread, as is the tracker
         self._tracker: Any = None
+        self._remote: dict[Any, Any] = {}  # stages by operation, as Spark Connect tells them, which has no tracker
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._show, name="progress", daemon=True)
         self._stream: TextIO = sys.stderr
@@ -48,14 +49,24 @@ class Progress:
 
     def watch(self, spark: SparkSession, title: str) -> None:
         """Show the tasks of a session, which may end at any moment."""
-        self._tracker = spark.sparkContext.statusTracker()
+        context = getattr(spark, "sparkContext", None)
+        if context is None:
+            spark.registerProgressHandler(cast(Any, self._note))
+        else:
+            self._tracker = context.statusTracker()
         self._title = title
 
     def say(self, title: str) -> None:
         self._title = title
 
+    def _note(self, stages: Any, operation_id: Any = None, *, done: bool = False, **_: Any) -> None:
+        self._remote[operation_id] = () if done else tuple(stages or ())
+
     def read(self) -> tuple[int, int]:
         """Return how many tasks of the stages that run are done, and how many they are."""
+        remote = [stage for stages in tuple(self._remote.values()) for stage in stages if not stage.done]
+        if remote:
+            return sum(stage.num_completed_tasks for stage in remote), sum(stage.num_tasks for stage in remote)
         stages = self._tracker.getActiveStageIds() if self._tracker else ()
         infos = [info for number in stages if (info := self._tracker.getStageInfo(number)) is not None]
         return sum(info.numCompletedTasks for info in infos), sum(info.numTasks for info in infos)

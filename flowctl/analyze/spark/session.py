@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -18,7 +20,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,7 +46,7 @@ KEPT_LOGS: Final = 10
 _TEMPORARY: Final = "tmp"
 """Folder, in that of the log, for temporary files of Java such as blocks of shuffles."""
 _MASTER: Final = re.compile(
-    r"local(\[(\*|[1-9]\d*)(, *\d+)?\])?|local-cluster\[.+\]|spark://.+:\d+|yarn|k8s://.+", re.DOTALL
+    r"local(\[(\*|[1-9]\d*)(, *\d+)?\])?|local-cluster\[.+\]|spark://.+:\d+|sc://.+|yarn|k8s://.+", re.DOTALL
 )
 """Values for where Spark runs, see "Master URLs" in its documentation."""
 _CHOSEN: Final = "spark.flowctl.chosen"
@@ -89,9 +91,37 @@ def fitting(size_bytes: int, cores: int) -> dict[str, str]:
 def fit(spark: SparkSession, size_bytes: int) -> None:
     """Give a session the settings that fit records of that size, but for those that somebody chose."""
     chosen = (spark.conf.get(_CHOSEN, "") or "").split()
-    for name, value in fitting(size_bytes, spark.sparkContext.defaultParallelism).items():
+    for name, value in fitting(size_bytes, parallelism(spark)).items():
         if name not in chosen:
             spark.conf.set(name, value)
+
+
+def parallelism(spark: SparkSession) -> int:
+    """Return how many tasks run at a time."""
+    if (context := context_of(spark)) is not None:
+        return int(context.defaultParallelism)
+    told = spark.conf.get("spark.default.parallelism", None)
+    return int(told) if told else _partitions(spark)
+
+
+def _partitions(spark: SparkSession) -> int:
+    parts = spark.range(1 << 16).selectExpr("spark_partition_id() as part").selectExpr("max(part) as last")
+    return int(parts.collect()[0]["last"]) + 1
+
+
+def context_of(spark: SparkSession) -> Any:
+    """Return what a session of Spark Connect has not: the context, in this process."""
+    return getattr(spark, "sparkContext", None)
+
+
+def settings_in(spark: SparkSession) -> dict[str, str]:
+    context = context_of(spark)
+    return dict(spark.conf.getAll if context is None else context.getConf().getAll())
+
+
+def cancel(spark: SparkSession) -> None:
+    context = context_of(spark)
+    spark.interruptAll() if context is None else context.cancelAllJobs()
 
 
 def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java | None = None) -> dict[str, str]:
@@ -100,7 +130,7 @@ def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java |
     if not _MASTER.fullmatch(master):
         raise ConfigError(
             f"--master is {master!r}, which is no place where Spark runs",
-            hint="allowed are local[N], spark://HOST:PORT, yarn and k8s://URL",
+            hint="allowed are local[N], spark://HOST:PORT, sc://HOST:PORT, yarn and k8s://URL",
         )
     settings = {
         "spark.app.name": "flowctl",
@@ -179,6 +209,10 @@ def open_session(options: SessionOptions | None = None) -> SparkSession:
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
+    if (options.master or "").startswith(_CONNECT):
+        return _connected(options)
+    if _SUBMITTED in os.environ:
+        return _submitted(options)
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
     if "log" not in _own:
@@ -194,6 +228,44 @@ def open_session(options: SessionOptions | None = None) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", settings.get("spark.pyspark.python", "python3"))
     with mapped_errors(), _output_to(_own["log"]):
         return SparkSession.builder.config(map=dict[str, Any](settings)).getOrCreate()
+
+
+_CONNECT: Final = "sc://"
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+"""Variable of programs that spark-submit has started, which has started Java."""
+
+
+def is_submitted() -> bool:
+    return _SUBMITTED in os.environ
+
+
+def _submitted(options: SessionOptions) -> SparkSession:
+    """Return the session of a program that spark-submit has started, whose settings stay."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    with mapped_errors():
+        SparkContext._ensure_initialized()  # noqa: SLF001 - else it knows no settings
+        given = {name: value for name, value in SparkConf().getAll() if name != "spark.app.name"}
+        options = replace(options, conf=given | dict(options.conf))
+        return SparkSession.builder.config(map=dict[str, Any](settings_of(options))).getOrCreate()
+
+
+def _connected(options: SessionOptions) -> SparkSession:
+    """Return a session of Spark Connect: Java is elsewhere, and what belongs to its start cannot be set."""
+    from pyspark.sql import SparkSession
+
+    if missing := [name for name in ("grpc", "grpc_status", "zstandard") if importlib.util.find_spec(name) is None]:
+        told = f"{options.master} is of Spark Connect, for which {', '.join(missing)} is not installed"
+        raise ConfigError(told, hint="pip install 'pyspark[connect]'")
+    settings = settings_of(options)
+    logging.getLogger("SQLQueryContextLogger").disabled = True  # it writes each error with its stack, as JSON
+    with mapped_errors():
+        spark = SparkSession.builder.remote(options.master or "").getOrCreate()
+        for name, value in settings.items():
+            if name == _CHOSEN or (name.startswith("spark.sql.") and spark.conf.isModifiable(name)):
+                spark.conf.set(name, value)
+        return spark
 
 
 @contextlib.contextmanager
@@ -271,7 +343,8 @@ def mapped_errors() -> Iterator[None]:
         if not isinstance(error, (PySparkException, Py4JError, Py4JNetworkError)):
             raise
         _own["failed"] = True
-        hint = _GONE_HINT if _GONE.search(str(error)) else f"Spark's own log is {_own.get('log')}"
+        where = f"Spark's own log is {_own['log']}" if "log" in _own else "more is in the log of Spark"
+        hint = _GONE_HINT if _GONE.search(str(error)) else where
         raise SparkError(one_line(error), hint=hint) from error
 
 

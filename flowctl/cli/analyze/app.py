@@ -71,6 +71,10 @@ def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> Non
     engine = engine_of(values, size_bytes, *places)
     with started(name, values, size_bytes, out, engine.name) as (start, progress):
         result = run(start, events, out, jobs, options, window, progress.say, listing, engine)
+        if values["tables"]:
+            from flowctl.analyze.spark.tables import register
+
+            register(start(), values["tables"], result.outputs)
     if jobs == [name] and result.errors:
         raise result.errors[name]
     show(result, as_json=bool(values["json"]))

@@ -53,11 +53,14 @@ def engine_of(values: Mapping[str, Any], size_bytes: int | None, *places: str) -
     from flowctl.analyze.record import read_json
     from flowctl.analyze.records.place import RecordPlace, local_path
     from flowctl.analyze.run import FORMAT, SUMMARY_FILE
+    from flowctl.analyze.spark.session import is_submitted
 
-    names = {"master": "--master", "conf": "--conf", "driver_memory": "--driver-memory"}
-    of_spark = [option for name, option in names.items() if values[name]]
+    names = {"master": "--master", "conf": "--conf", "driver_memory": "--driver-memory", "tables": "--tables"}
+    of_spark = [option for name, option in names.items() if values.get(name)]
     if os.environ.get("FLOWCTL_MASTER") and values["engine"] is None:
         of_spark.append("FLOWCTL_MASTER")
+    if is_submitted() and values["engine"] is None:
+        of_spark.append("spark-submit")
     local = all(local_path(place) is not None for place in places)
     earlier = read_json(RecordPlace(places[-1], make=False), SUMMARY_FILE, FORMAT).get("engine") if local else {}
     choice = choose(

@@ -21,13 +21,14 @@ Command = Callable[..., None]
 Group = Mapping[str, JobOption]
 
 SPARK: Final[Group] = {
-    "master": JobOption("local[N], spark://host:port, yarn, k8s://... Default: local[*].", "URL"),
+    "master": JobOption("local[N], spark://host:port, sc://host:port, yarn, k8s://... Default: local[*].", "URL"),
     "conf": JobOption("Setting of Spark. Repeatable.", "KEY=VALUE", many=True),
     "driver_memory": JobOption("Memory of Spark's driver, which is all of it when local. Default: 2g.", "SIZE"),
     "json": JobOption("Write the result as one JSON object."),
 }
 ENGINE: Final[Group] = {
-    "engine": JobOption("auto, duckdb or spark. Default: auto, which is duckdb for less than 1 GiB here.", "NAME")
+    "engine": JobOption("auto, duckdb or spark. Default: auto, which is duckdb for less than 1 GiB here.", "NAME"),
+    "tables": JobOption("Name the results in Spark's catalog, as tables of this database.", "DATABASE"),
 }
 WINDOW: Final[Group] = {
     "since": JobOption("Only records since so long ago, like 2h, 90m or 7d; whole hours, as all windows.", "TIME"),
