@@ -1,7 +1,7 @@
 """What a job of the pipeline is: parts, made of the records of an hour, and an answer, made of the parts.
 
 Theory of operation. Records never change once their hour is over, and answers are asked for again and again. So a job
-says what it keeps of an hour (`JobPart`: a table, made by DataFrame functions), and how its results follow from the
+says what it keeps of an hour (`JobPart`: a table, made by a query), and how its results follow from the
 parts of all hours in a window (`AnalysisJob.answer`). Everything else is the runner's (`flowctl.analyze.run`). A part
 is made of one hour's records without a look at another's; what lasts longer (a connection, an address) is put together
 by the answer.
@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from flowctl.analyze.engine import DUCKDB, running
+from flowctl.analyze.models import run_text
 from flowctl.analyze.records.place import literal
 from flowctl.analyze.records.window import Hour, Window, end_of, hour_of
 
@@ -173,8 +174,8 @@ class Parts:
 
 
 def typed(frame: DataFrame, columns: Mapping[str, str], *more: str) -> DataFrame:
-    casts = (f"CAST(`{name}` AS {kind}) AS `{name}`" for name, kind in columns.items())
-    return frame.selectExpr(*casts, *(f"`{name}`" for name in more))
+    casts = [f"CAST(`{name}` AS {kind}) AS `{name}`" for name, kind in columns.items()]
+    return run_text(f"SELECT {', '.join([*casts, *(f'`{name}`' for name in more)])} FROM rows", {"rows": frame})
 
 
 def save(frame: DataFrame, columns: Mapping[str, str], path: str, *by: str) -> None:

@@ -17,8 +17,8 @@ import pandas as pd
 from flowctl.analyze.abuse.evidence import EVIDENCE
 from flowctl.analyze.abuse.scores import ACTIONS, SCORE_COLUMNS, AbuseRules, all_scores, begin_us
 from flowctl.analyze.abuse.weights import Weights
-from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import AnalysisJob, JobAnswer
+from flowctl.analyze.models import run_text
 from flowctl.analyze.options import AbuseOptions
 from flowctl.analyze.records import addresses
 from flowctl.charts.words import plural, span
@@ -84,12 +84,11 @@ def answer(parts: Parts, options: AbuseOptions) -> JobAnswer:
     if isinstance(table, pd.DataFrame):
         verdicts, listed = table.groupby(["kind", "verdict"]).size().to_dict(), table[table["action"].notna()]
     else:
-        scores = parts.result("abuse_scores")
-        verdicts = {
-            (kind, verdict): count for kind, verdict, count in scores.groupBy("kind", "verdict").count().collect()
-        }
-        best = scores.where(f.col("action").isNotNull()).orderBy("action", f.desc("score"), "cidr")
-        listed = best.limit(most).toArrow().to_pandas()
+        scores = {"scores": parts.result("abuse_scores")}
+        counted = run_text("SELECT kind, verdict, count(*) AS count FROM scores GROUP BY kind, verdict", scores)
+        verdicts = {(kind, verdict): count for kind, verdict, count in counted.collect()}
+        best = "SELECT * FROM scores WHERE action IS NOT NULL ORDER BY action, score DESC, cidr LIMIT :most"
+        listed = run_text(best, scores, most=most).toArrow().to_pandas()
     listed = listed.sort_values(["action", "score", "cidr"], ascending=[True, False, True]).head(most)
     bans = _bans(listed.to_dict("records"), weights, begin_s)
     fits = fitting(merge_bans((), bans, begin_s, options.allow))

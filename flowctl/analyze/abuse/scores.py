@@ -32,8 +32,8 @@ import pyarrow as pa
 
 from flowctl.analyze.abuse.evidence import EVIDENCE
 from flowctl.analyze.abuse.weights import Weights
-from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import arrow_schema
+from flowctl.analyze.models import run_text
 from flowctl.analyze.records import addresses
 from flowctl.core.server.bans import BanAction
 from flowctl.core.server.guilt import PROOF
@@ -117,9 +117,10 @@ def all_scores(parts: Parts, rules: AbuseRules) -> pd.DataFrame | DataFrame:
             made = scores(pa.Table.from_batches(rows).to_pandas(), rules, known)
             yield from pa.Table.from_pandas(made, schema, preserve_index=False).to_batches()
 
-    address = f.col("address")
-    placed = addresses.with_unit(found.where(address.isNotNull()).withColumn("peer_ip", address).drop("address"))
-    return placed.repartition(f.coalesce("subnet", "address")).drop("subnet", "peer_ip").mapInArrow(judged, columns)
+    text = "SELECT * EXCEPT (address), address AS peer_ip FROM found WHERE address IS NOT NULL"
+    placed = addresses.with_unit(run_text(text, {"found": found}))
+    text = "SELECT /*+ REPARTITION(place) */ * EXCEPT (subnet, peer_ip), coalesce(subnet, address) AS place FROM placed"
+    return run_text(text, {"placed": placed}).mapInArrow(judged, columns)
 
 
 def begin_us(parts: Parts) -> int:
@@ -129,9 +130,9 @@ def begin_us(parts: Parts) -> int:
 def nodes(found: pd.DataFrame | DataFrame) -> pd.DataFrame:
     """Return for each node, by its own clock in us, when its newest process began and when its last record was made."""
     if not isinstance(found, pd.DataFrame):
-        who = f.when(f.col("address").isNotNull(), "").alias("address")
-        newest = found.where(f.col("node").isNotNull()).groupBy("node", who).agg(f.max("last_seen").alias("last_seen"))
-        found = newest.toArrow().to_pandas()
+        text = """SELECT node, CASE WHEN address IS NOT NULL THEN '' END AS address, max(last_seen) AS last_seen
+            FROM found WHERE node IS NOT NULL GROUP BY ALL"""
+        found = run_text(text, {"found": found}).toArrow().to_pandas()
     last_us = _epoch_us(found["last_seen"])
     began_us = last_us.where(found["address"].isna(), 0)
     return pd.DataFrame({"began": began_us, "heard": last_us}).groupby(found["node"]).max()
@@ -301,9 +302,10 @@ def attackers(
         found = parts.pandas(EVIDENCE.name)
         known = nodes(found)
     else:
-        asked = f.broadcast(parts.spark.createDataFrame([(address,) for address in who], "address string"))
+        asked = parts.spark.createDataFrame([(address,) for address in who], "address string")
         table = parts.table(EVIDENCE.name)
-        known, found = nodes(table), table.join(asked, "address", "left_semi").toArrow().to_pandas()
+        text = "SELECT /*+ BROADCAST(asked) */ * FROM evidence LEFT SEMI JOIN asked USING (address)"
+        known, found = nodes(table), run_text(text, {"evidence": table, "asked": asked}).toArrow().to_pandas()
     found = found[found["address"].isin(who)]
     harm = [kind for kind in _kinds(found, rules.weights) if kind not in SLOW]
     direct = found[found["kind"].isin(harm) & found["node"].notna()]

@@ -1,7 +1,6 @@
-"""DuckDB with Spark's meaning: the DataFrames and functions that jobs use, as SQL for a database in this process.
+"""DuckDB with Spark's meaning: texts of Spark's SQL, run by a database in this process.
 
-A column is a piece of SQL, a frame a SELECT that runs when its rows are asked for; macros are the functions that DuckDB
-lacks or means otherwise.
+`dialect.py` writes them as DuckDB's; macros are the functions that DuckDB lacks or means otherwise.
 
-Begin with `functions.py`.
+Begin with `session.py`.
 """

@@ -33,7 +33,9 @@ def translated(text: str) -> str:
     """Return a query of Spark as one of DuckDB."""
     (tree,) = cast(list[Any], _Spark().parse(text))
     for node in [*tree.walk(bfs=False)]:
-        if isinstance(node, exp.Anonymous) and (name := node.name.lower()) in MACROS:
+        if isinstance(node, exp.Select):
+            node.set("hint", None)  # where rows go on a cluster
+        elif isinstance(node, exp.Anonymous) and (name := node.name.lower()) in MACROS:
             of_texts = name == "concat_ws" and len(node.expressions) != 2  # not of a list: as it is here
             node.set("this", name if of_texts else f"spark_{name}")
         elif isinstance(node, exp.RegexpReplace):

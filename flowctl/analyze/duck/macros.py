@@ -19,14 +19,12 @@ LAST: Final = (1 << 63) - 1
 
 MACROS: Final = {
     "array_distinct": "(l) AS list_distinct(l) || CASE WHEN list_count(l) < len(l) THEN [NULL] ELSE [] END",
-    "array_min": "(l) AS list_min(l)",
     "array_repeat": "(x, n) AS list_transform(range(CAST(n AS BIGINT)), lambda _i: x)",
     # Texts are tried: what `when` keeps from rows may be asked of them all the same.
     # Of a number with a fraction Spark's casts take the whole part, and DuckDB's the nearest.
     "bigint": """(x BIGINT) AS x, (x DOUBLE) AS CAST(trunc(x) AS BIGINT), (x HUGEINT) AS CAST(x AS BIGINT),
         (x BOOLEAN) AS CAST(x AS BIGINT), (x VARCHAR) AS TRY_CAST(x AS BIGINT)""",
     "ceil": "(x) AS CAST(ceil(x) AS BIGINT)",
-    "collect_set": "(x) AS list(DISTINCT x) FILTER (WHERE x IS NOT NULL)",
     "concat_ws": "(s, x VARCHAR) AS coalesce(x, ''), (s, x VARCHAR[]) AS coalesce(array_to_string(x, s), '')",
     "conv": "(x, a, b) AS CAST(CAST('0x' || x AS BIGINT) AS VARCHAR)",  # of base 16 to base 10
     "double": "(x DOUBLE) AS x, (x TIMESTAMP) AS epoch_us(x) / 1e6, (x BOOLEAN) AS CAST(x AS DOUBLE), "
@@ -34,7 +32,6 @@ MACROS: Final = {
     "floor": "(x) AS CAST(floor(x) AS BIGINT)",
     "from_json": "(x, t) AS TRY_CAST(TRY_CAST(x AS JSON) AS MAP(VARCHAR, DOUBLE))",
     "get": "(l, i) AS l[i + 1]",
-    "if": "(c, a, b) AS CASE WHEN c THEN a ELSE b END",
     "kll_merge_agg_float": "(x) AS list_sort(flatten(list(x) FILTER (WHERE x IS NOT NULL)))",
     "kll_sketch_agg_float": "(x, k) AS list_sort(list(x) FILTER (WHERE x IS NOT NULL))",
     "kll_sketch_get_n_float": "(x) AS len(x)",
@@ -42,13 +39,10 @@ MACROS: Final = {
     "kll_sketch_get_quantile_float": "(x, q) AS x[CAST(ceil(round(q * len(x), 7)) AS BIGINT)]",
     "log": "(x) AS ln(x)",
     "nvl": "(a, b) AS coalesce(a, b)",
-    "pmod": "(a, b) AS ((a % b) + b) % b",
     "sequence": "(a, b) AS generate_series(a, b), (a, b, c) AS generate_series(a, b, c)",
-    "shiftleft": "(x, n) AS CAST(x AS BIGINT) << n",
     "shiftright": "(x, n) AS x >> n",
     "size": "(l) AS len(l)",
     "split": "(x, p) AS str_split_regex(x, p)",
-    "sum_to_last": f"(x) AS CAST(CASE WHEN sum(x) > {LAST} THEN {LAST} ELSE sum(x) END AS BIGINT)",
     "substring_index": "(x, d, n) AS array_to_string(str_split(x, d)[1:n], d)",
     "timestamp_micros": "(x) AS make_timestamp(CAST(x AS BIGINT))",
     "timestamp_seconds": "(x) AS make_timestamp(CAST(x * 1000000 AS BIGINT))",

@@ -20,9 +20,8 @@ from duckdb.func import PythonUDFType
 
 from flowctl.analyze.duck.dialect import translated
 from flowctl.analyze.duck.frame import DataFrame, DuckError
-from flowctl.analyze.duck.functions import quoted, type_of
 from flowctl.analyze.duck.hashes import xxhash64
-from flowctl.analyze.duck.macros import MACROS
+from flowctl.analyze.duck.macros import MACROS, TYPES
 from flowctl.units import parse_size
 
 MEMORY_BYTES: Final = 1 << 30
@@ -117,7 +116,7 @@ class DuckSession:
         """Return the rows of a query of Spark; see `flowctl.analyze.models`."""
         named = ", ".join(f"{quoted(name)} AS NOT MATERIALIZED ({frame.sql})" for name, frame in inputs.items())
         sources = {name: one for frame in inputs.values() for name, one in frame.sources.items()}
-        return DataFrame(self, f"WITH {named} {translated(f'SELECT * FROM ({text})')}", None, sources)
+        return DataFrame(self, f"WITH {named} {translated(f'SELECT * FROM ({text})')}", sources)
 
     def _of_arrow(self, rows: Any) -> DataFrame:
         name = f"_rows{next(self._numbers)}"
@@ -126,7 +125,7 @@ class DuckSession:
             f"make_timestamp(epoch_us({quoted(x)})) AS {quoted(x)}" if kind.startswith("timestamp") else quoted(x)
             for x, kind in kinds.items()
         )
-        return DataFrame(self, f"SELECT {', '.join(parts)} FROM {name}", tuple(kinds), {name: rows})
+        return DataFrame(self, f"SELECT {', '.join(parts)} FROM {name}", {name: rows})
 
     # -- Parquet
 
@@ -145,7 +144,7 @@ class DuckSession:
             inner = "".join(f"/{other}=[^/]*" for other in by[place + 1 :])
             parts.append(f"regexp_extract(filename, '/{name}=([^/]*){inner}/[^/]*$', 1) AS {quoted(name)}")
         source = f"read_parquet([{names}], schema = MAP {{{contract}}}, filename = true)"
-        return DataFrame(self, f"SELECT {', '.join(parts)} FROM {source}", (*kinds, *by))
+        return DataFrame(self, f"SELECT {', '.join(parts)} FROM {source}")
 
     def write(self, frame: DataFrame, columns: Mapping[str, str], path: str, by: Sequence[str]) -> None:
         there = self.schema(frame)
@@ -188,7 +187,7 @@ class DuckSession:
         name = f"_kept{next(self._numbers)}"
         with self._cursor(frame.sources) as cursor:
             cursor.execute(f"CREATE TABLE {name} AS {frame.sql}")
-        kept = DataFrame(self, f"SELECT * FROM {name}", frame.names)
+        kept = DataFrame(self, f"SELECT * FROM {name}")
         if not frame.sources:
             with self._lock:
                 self._kept[frame.sql] = kept
@@ -207,6 +206,19 @@ class DuckSession:
             with self._lock:
                 self._running.discard(cursor)
             cursor.close()
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def type_of(kind: str) -> str:
+    """Return the type here of a type of Spark."""
+    if kind.startswith("array<"):
+        return f"{type_of(kind[6:-1])}[]"
+    if kind.startswith("map<"):
+        return f"MAP({', '.join(map(type_of, kind[4:-1].split(',')))})"
+    return TYPES[kind]
 
 
 def _text(value: str) -> str:

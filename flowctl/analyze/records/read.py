@@ -13,14 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import pyarrow as pa
 
 from flowctl.analyze.engine import DUCKDB, running
-from flowctl.analyze.engine import functions as f
+from flowctl.analyze.models import run_text
 from flowctl.analyze.records.accounts import Accounts
 from flowctl.analyze.records.checks import checks_of, reasons
 from flowctl.analyze.records.footers import DAMAGED, STRANGE, Facts, facts_of, opened, pieces
@@ -32,7 +31,6 @@ from flowctl.core.text.printable import foreign
 from flowctl.records.telemetry.schema import SPARK_TYPES, TABLES, Column, Kind
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame, SparkSession
 
     from flowctl.analyze.records.listing import File, Listing
@@ -128,10 +126,10 @@ class Read:
                 self.warnings.append(f"{left}{foreign(detail)}")
         for table, goods in self._good.items():
             if odd := [good for good in goods if good.facts.reasons]:
-                aside = self._checked(table, odd).filter(f.col("_why").isNotNull())
-                text = f.to_json(f.struct(*map(_told, TABLES[table].columns))).alias("row")
-                told = (f.col("_file").alias("file"), f.col("_why").alias("reason"), text)
-                self.quarantine[table] = aside.select(*told, "date", "hour")
+                told = ", ".join(map(_told, TABLES[table].columns))
+                text = f"""SELECT _file AS file, _why AS reason, to_json(named_struct({told})) AS `row`, date, hour
+                    FROM checked WHERE _why IS NOT NULL"""
+                self.quarantine[table] = run_text(text, {"checked": self._checked(table, odd)})
             self._check_distinct(table, goods)
             for file, facts in goods:
                 newest = end_of(file.hour)  # of one that does not tell
@@ -146,14 +144,16 @@ class Read:
     def _scan(self, table: str, goods: Sequence[_Good]) -> DataFrame:
         schema = f"{TABLES[table].spark_ddl}, {_BESIDE}"
         odd = [good for good in goods if good.facts.reasons or (good.facts.misspelt and running() == DUCKDB)]
-        frames = []
-        if plain := [good.file for good in goods if good not in odd]:
-            frames.append(self._plain(table, plain, schema))
-        if odd:
-            frames.append(self._checked(table, odd).filter(f.col("_why").isNull()).drop("_file", "_why"))
-        if not frames:
+        if not goods:
             return self.spark.createDataFrame([], schema)
-        return reduce(lambda one, other: one.unionByName(other), frames)
+        frames = {}
+        if plain := [good.file for good in goods if good not in odd]:
+            frames["plain"] = self._plain(table, plain, schema)
+        if odd:
+            frames["checked"] = self._checked(table, odd)
+        columns = ", ".join(f"`{name}`" for name in (*TABLES[table].names, "date", "hour"))
+        which = {"plain": "", "checked": " WHERE _why IS NULL"}
+        return run_text(" UNION ALL ".join(f"SELECT {columns} FROM {name}{which[name]}" for name in frames), frames)
 
     def _plain(self, table: str, files: Sequence[File], schema: str) -> DataFrame:
         """Return the rows of files of which every one can be used."""
@@ -202,15 +202,17 @@ class Read:
 
         ddl = f"{TABLES[table].spark_ddl}, {_BESIDE}, _file string, _why string"
         tasks = max(1, min(len(rows), parallelism(self.spark)))
-        return files.repartition(tasks).mapInArrow(made, ddl)
+        text = f"SELECT /*+ REPARTITION({tasks}) */ * FROM files"
+        return run_text(text, {"files": files}).mapInArrow(made, ddl)
 
     def _check_distinct(self, table: str, goods: Sequence[_Good]) -> None:
         """See to it that no record is there twice in files that are no copies of each other."""
         if not meeting([good.facts for good in goods]):
             return
-        twice = self._scan(table, goods).groupBy("node", "seq").count().filter(f.col("count") > 1)
-        told = twice.agg(f.sum(f.col("count") - 1).alias("more"), f.min(f.struct("node", "seq")).alias("first")).first()
-        if told is None or not told["more"]:
+        text = """SELECT sum(times - 1) AS more, min(named_struct('node', node, 'seq', seq)) AS first FROM (
+            SELECT node, seq, count(*) AS times FROM rows GROUP BY node, seq HAVING count(*) > 1)"""
+        (told,) = run_text(text, {"rows": self._scan(table, goods)}).collect()
+        if not told["more"]:
             return
         node, seq = told["first"]
         names = [
@@ -225,14 +227,14 @@ class Read:
         )
 
 
-def _told(column: Column) -> SparkColumn:
+def _told(column: Column) -> str:
     """Return a column of a row that is put aside; times as text, in microseconds where the year has no four digits."""
-    value = f.col(column.name)
-    if column.kind is not Kind.TIMESTAMP:
-        return value
-    us = f.unix_micros(value)
-    text = f.concat(f.translate(value.cast("string"), " ", "T"), f.lit("Z"))
-    return f.when(us.between(*_FOUR_DIGITS_US), text).otherwise(us.cast("string")).alias(column.name)
+    value = f"`{column.name}`"
+    if column.kind is Kind.TIMESTAMP:
+        (first, last), us = _FOUR_DIGITS_US, f"unix_micros({value})"
+        text = f"concat(translate(CAST({value} AS STRING), ' ', 'T'), 'Z')"
+        value = f"CASE WHEN {us} BETWEEN {first} AND {last} THEN {text} ELSE CAST({us} AS STRING) END"
+    return f"'{column.name}', {value}"
 
 
 def judged(looked: Iterable[tuple[File, Facts]]) -> list[tuple[File, Facts]]:

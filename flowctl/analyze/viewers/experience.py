@@ -72,10 +72,10 @@ def felt(sessions: DataFrame) -> DataFrame:
 
 def by_value(parts: Parts, by: Sequence[str] = DIMENSIONS, most_values: int = MOST_KEPT) -> DataFrame:
     """Return `FIGURES` of the values of some dimensions, those of open sessions among them; see ``experience.sql``."""
-    both = "SELECT * FROM closed WHERE `by` IN (:by) UNION ALL SELECT * FROM still WHERE `by` IN (:by)"
-    columns = [f"`{name}`" for name in PART_COLUMNS]
-    dated = still_open(parts).selectExpr("*", "'' AS date", "'' AS hour")
-    inputs = {"closed": parts.table("felt").selectExpr(*columns), "still": felt(dated).selectExpr(*columns)}
+    columns = ", ".join(f"`{name}`" for name in PART_COLUMNS)
+    both = f"SELECT {columns} FROM closed WHERE `by` IN (:by) UNION ALL SELECT {columns} FROM still WHERE `by` IN (:by)"
+    dated = run_text("SELECT *, '' AS date, '' AS hour FROM still", {"still": still_open(parts)})
+    inputs = {"closed": parts.table("felt"), "still": felt(dated)}
     marks = {"few": FEW, "sketch_k": SKETCH_K, "rank_error": RANK_ERROR, "most_values": most_values}
     return query("viewers/experience", {"felt": run_text(both, inputs, by=by)}, **marks)
 

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from flowctl.analyze.engine import Observation
-from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart
 from flowctl.analyze.models import query, run_text
 from flowctl.analyze.records.window import begin_of
@@ -70,7 +68,8 @@ def minutes(records: Records, _: Any = None) -> DataFrame:
     hours = [int(begin_of(hour).timestamp()) // 3600 for hour in records.hours("flow_samples")]
     rows = viewer_minutes(seen_sessions(records), hours)
     if hours:
-        rows = rows.union(query("viewers/sampled_minutes", {"samples": records.table("flow_samples")}))
+        sampled = query("viewers/sampled_minutes", {"samples": records.table("flow_samples")})
+        rows = run_text("SELECT * FROM rows UNION ALL SELECT * FROM sampled", {"rows": rows, "sampled": sampled})
     return query("viewers/minutes", {"viewer_minutes": rows}, sketch_k=SKETCH_K)
 
 
@@ -80,18 +79,23 @@ def streams(parts: Parts) -> DataFrame:
     still = run_text("SELECT *, '' AS date, '' AS hour FROM still", {"still": lasting(parts)})
     there = viewer_minutes(still, (), sampled=sampled)
     still = query("viewers/minutes", {"viewer_minutes": there}, sketch_k=SKETCH_K)
-    kept = parts.table("minutes").select(*PART_COLUMNS).union(still.select(*PART_COLUMNS))
+    columns = ", ".join(PART_COLUMNS)
+    text = f"SELECT {columns} FROM kept UNION ALL SELECT {columns} FROM still"
+    kept = run_text(text, {"kept": parts.table("minutes"), "still": still})
     return query("viewers/fleet_streams", {"minutes": kept}, minute_us=MINUTE_US)
 
 
 def answer(parts: Parts, _: Any = None) -> JobAnswer:
-    subnets = experience.by_value(parts, ["network"]).select(f.col("key").alias("subnet"), *experience.FIGURES)
-    counts = {"minutes": Observation(), "networks": Observation()}
-    rows, missed = f.count("*").alias("rows"), f.sum("missed").alias("missed")
-    parts.write("fleet_streams", streams(parts).observe(counts["minutes"], rows, missed), STREAM_COLUMNS)
-    parts.write("fleet_subnets", subnets.observe(counts["networks"], rows), SUBNET_COLUMNS)
-    summary = {name: told.get["rows"] for name, told in counts.items()}
-    if not (lost := counts["minutes"].get["missed"]):
+    networks = {"networks": experience.by_value(parts, ["network"])}
+    minutes = streams(parts).persist()
+    parts.write("fleet_streams", minutes, STREAM_COLUMNS)
+    parts.write("fleet_subnets", run_text("SELECT *, key AS subnet FROM networks", networks), SUBNET_COLUMNS)
+    inputs = {"minutes": minutes, "networks": parts.result("fleet_subnets")}
+    text = """SELECT * FROM (SELECT count(*) AS minutes, sum(missed) AS missed FROM minutes)
+        CROSS JOIN (SELECT count(*) AS networks FROM networks)"""
+    (told,) = run_text(text, inputs).collect()
+    summary = {name: told[name] for name in inputs}
+    if not (lost := told["missed"]):
         return JobAnswer(summary=summary)
     line = f"samples of {lost} viewers are not there: their minutes are their sessions', spread evenly"
     return JobAnswer(summary=summary, warnings=[line])

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart
 from flowctl.analyze.models import query, run_text
 from flowctl.records.telemetry.schema import CLASS_NAMES, CONN_NUMBER_BITS, OPENS_EVERY_S, STATE_NAMES
@@ -95,18 +94,20 @@ def open_sessions(records: Records, _: Any = None) -> DataFrame:
 
 def left_open(opens: DataFrame, closes: DataFrame) -> DataFrame:
     """Return `RECORD` of the latest row of each connection and hour that did not close in it."""
-    by_hour = (*KEYS, "date", "hour")
-    keys = opens.select(*by_hour, "seq").union(closes.select(*by_hour, f.lit(_CLOSED)))
-    return keys.groupBy(*by_hour).agg(f.max("seq").alias("seq")).filter(f.col("seq") < _CLOSED).select(*RECORD)
+    text = """SELECT node, conn_id, max(seq) AS seq FROM (
+        SELECT node, conn_id, date, hour, seq FROM opens UNION ALL SELECT node, conn_id, date, hour, :closed FROM closes
+    ) GROUP BY node, conn_id, date, hour HAVING max(seq) < :closed"""
+    return run_text(text, {"opens": opens, "closes": closes}, closed=_CLOSED)
 
 
 def among(rows: DataFrame, wanted: DataFrame) -> DataFrame:
     """Return the rows whose `RECORD` is in `wanted`; if these are few, no other column of the rest is read."""
     wanted = wanted.persist()
-    few = wanted.count() <= MOST_BROADCAST
-    found = rows.join(f.broadcast(wanted) if few else wanted, list(RECORD), "left_semi")
+    ((count,),) = run_text("SELECT count(*) AS count FROM wanted", {"wanted": wanted}).collect()
     # What is made of them is made behind a shuffle of these few: in one stage with the search it took a third longer.
-    return found.repartition("date", "hour") if few else found
+    hints = "/*+ BROADCAST(wanted), REPARTITION(date, hour) */" if count <= MOST_BROADCAST else ""
+    text = f"SELECT {hints} * FROM rows LEFT SEMI JOIN wanted USING ({', '.join(RECORD)})"
+    return run_text(text, {"rows": rows, "wanted": wanted})
 
 
 def still_open(parts: Parts) -> DataFrame:
@@ -114,8 +115,7 @@ def still_open(parts: Parts) -> DataFrame:
 
     They have `OPEN_COLUMNS`, and `until`: when each ended, as far as that is known. This is the one place that says so.
     """
-    opened = parts.table("open_sessions").select(*OPEN_COLUMNS)  # without the hour
-    inputs = {"sessions": parts.table("sessions"), "open_sessions": opened}
+    inputs = {name: parts.table(name) for name in ("sessions", "open_sessions")}
     heard = parts.spark.createDataFrame([*parts.heard.items()], "node string, heard_at timestamp")
     newest_us = 0 if parts.newest is None else round(parts.newest.timestamp() * 1e6)
     marks = {"number_bits": CONN_NUMBER_BITS, "every_s": int(OPENS_EVERY_S), "newest_us": newest_us}
@@ -132,16 +132,15 @@ def lasting(parts: Parts) -> DataFrame:
 
 
 def answer(parts: Parts, _: Any = None) -> JobAnswer:
-    still, columns = still_open(parts), ("blame", "closed_by", "peer_ip")
+    still = still_open(parts)
     parts.write("sessions_open", still, OPEN_COLUMNS)
-    both = parts.table("sessions").select(*columns).unionByName(still.select(*columns))
-    counted = both.groupBy("blame").agg(  # five rows at most, and all figures in one pass
-        f.count("*").alias("sessions"),
-        f.count_if(f.col("closed_by") == "open").alias("open"),
-        f.count_if(f.col("peer_ip").isNull()).alias("without_address"),
-    )
-    rows = sorted(counted.collect())
-    summary: dict[str, Any] = {name: sum(row[name] for row in rows) for name in counted.columns[1:]}
+    text = """SELECT blame, count(*) AS sessions, count_if(closed_by = 'open') AS open,
+        count_if(peer_ip IS NULL) AS without_address
+        FROM (SELECT blame, closed_by, peer_ip FROM sessions UNION ALL SELECT blame, closed_by, peer_ip FROM still)
+        GROUP BY blame ORDER BY blame"""
+    rows = run_text(text, {"sessions": parts.table("sessions"), "still": still}).collect()  # five at most
+    figures = ("sessions", "open", "without_address")
+    summary: dict[str, Any] = {name: sum(row[name] for row in rows) for name in figures}
     summary["in_trouble"] = sum(row["sessions"] for row in rows if row["blame"] != "none")
     return JobAnswer(summary={**summary, "blame": {row["blame"]: row["sessions"] for row in rows}})
 

@@ -20,7 +20,7 @@ lives AS (  -- when the processes of a node started, in seconds
   )
 )
 SELECT
-  latest.* EXCEPT (newer),
+  latest.* EXCEPT (newer, date, hour),
   greatest(seen_at, least(timestamp_micros(unix_micros(seen_at) + :every_s * 1000000),
     coalesce(heard_at, timestamp_micros(:newest_us)), timestamp_seconds(next_life - 1))) AS until
 FROM latest

@@ -15,12 +15,10 @@ import bisect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
-from flowctl.analyze.engine import Window
-from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import arrow_schema
+from flowctl.analyze.models import query, run_text
 from flowctl.analyze.records.addresses import with_unit
 from flowctl.analyze.whatif.trials import of_outcome
 from flowctl.core.flow.limits import NO_LIMITS
@@ -36,11 +34,10 @@ from flowctl.records.flight.whatif.types import (
     RecordedViewer,
     on_grid,
 )
-from flowctl.records.telemetry.schema import VIEWING, EventName
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from flowctl.analyze.job import Records
     from flowctl.analyze.options import WhatifOptions
@@ -98,71 +95,27 @@ _AT_THE_END: Final = (DropReason.CLOSED.value, DropReason.UNFOLLOWED.value)
 """Drop reasons that do not count: messages that were queued when the viewer left or was cut."""
 _ANY: Final = Choice(limits=NO_LIMITS)
 
-_FLIGHT_COLUMNS: Final = (
-    *("ts", "node", "seq", "conn_id", "peer_ip", "role", "app", "stream", "number"),
-    *("offset_us", "kind", "message_class", "size_bytes", "taken_bytes", "reason", "queued_age_ms"),
-)
 # -- on Spark
 
 
 def stretches(records: Records, options: WhatifOptions) -> DataFrame:
-    frames = [_counted(records.table("flow_closes"))]
+    beside = {name: records.table(name) for name in ("flow_closes", "flow_events")}
+    frames = {"beside": query("whatif/beside", beside, least_stay_s=LEAST_STAY_S)}
     if records.has("flight"):
-        frames.append(_of_flights(records.table("flight"), options.cut_s, options.most))
-    detail, reason = f.col("detail"), f.col("reason")
-    changed = (f.col("event") == EventName.CONFIG_CHANGED.value) & (
-        reason.isin("limits file", "limits") | detail.contains('"marks"')
-    )
-    told = records.table("flow_events").where((f.col("event") == EventName.SERVER_STARTED.value) | changed)
-    frames.append(_rows(told, {"at": f.col("ts"), "source": f.lit(SERVER), "settings": detail}))
-    return reduce(lambda one, other: one.unionByName(other), frames)
-
-
-def sampled(frame: DataFrame, most: int) -> DataFrame:
-    """Return the `most` rows of each hour with the smallest `picked`, a hash of node and conn_id that is added."""
-    frame = frame.withColumn("picked", f.xxhash64("node", "conn_id"))
-    if not most:
-        return frame
-    order = Window.partitionBy("date", "hour").orderBy("picked", "node", "conn_id")
-    return frame.withColumn("_rank", f.row_number().over(order)).where(f.col("_rank") <= most).drop("_rank")
+        frames["flights"] = _of_flights(records.table("flight"), options.cut_s, options.most)
+    return run_text(" UNION ALL ".join(f"SELECT {', '.join(_APPLIED)} FROM {name}" for name in frames), frames)
 
 
 def _of_flights(flight: DataFrame, trouble_s: float, most: int) -> DataFrame:
-    """Return the stretches of the flights that began in the hour; one whose use nobody said is looked at closer."""
-    watching = f.coalesce(f.max(f.col("role").isin(*VIEWING)), f.lit(True))
-    hours = ("date", "hour", "node", "conn_id")
-    found = flight.groupBy(*hours).agg(
-        f.max("peer_ip").alias("peer_ip"), watching.alias("watching"), f.min("number").alias("number")
-    )
-    keys = sampled(found.where(f.col("watching") & (f.col("number") == 0)), most)
-    keys = with_unit(keys).select(*hours, "picked", "address")
-    restarts = (f.col("kind") == "queued") & (f.col("message_class") == "key")  # with the sizes of their headers
-    needed = f.col("kind").isin("begin", "call", "limits_set", "end") | restarts
-    rows = flight.select("date", "hour", *_FLIGHT_COLUMNS, f.when(needed, f.col("detail")).alias("detail"))
-    rows = rows.join(f.broadcast(keys), list(hours))
+    """Return the stretches of the flights that began in the hour."""
+    keys = with_unit(query("whatif/flights", {"flight": flight}, most=most))
+    rows = query("whatif/events", {"flight": flight, "keys": keys})
 
     def of_connection(table: pa.Table) -> pa.Table:
         return of_viewer(table, trouble_s)
 
     ddl = ", ".join(f"{name} {kind}" for name, kind in _APPLIED.items())
-    return rows.groupBy(*hours).applyInArrow(of_connection, ddl)  # one call of a worker for each viewer
-
-
-def _counted(closes: DataFrame) -> DataFrame:
-    """Return how many viewers ended, by why."""
-    stayed = (f.col("duration_s") >= LEAST_STAY_S) | f.col("reason").isin(*SLOW_ENDS)
-    rows = closes.where(f.col("role").isin(*VIEWING) & stayed).groupBy("date", "hour", "reason")
-    found = rows.agg(f.max("ts").alias("ts"), f.max("node").alias("node"), f.count("*").alias("ended"))
-    ended = f.create_map(f.lit("viewers"), f.col("ended"))
-    known = {"at": f.col("ts"), "source": f.lit(COUNTED), "close_reason": f.col("reason"), "calm": ended}
-    return _rows(found, known)
-
-
-def _rows(found: DataFrame, known: Mapping[str, Column]) -> DataFrame:
-    zeros = dict.fromkeys(("conn_id", "picked", "ended_us"), f.lit(0))  # with a null pandas would have them as floats
-    known = {"node": f.col("node"), **zeros, **known}
-    columns = (known.get(name, f.lit(None)).cast(kind).alias(name) for name, kind in STRETCH_COLUMNS.items())
-    return found.select(*columns, "date", "hour")
+    return rows.groupBy("date", "hour", "node", "conn_id").applyInArrow(of_connection, ddl)  # one call for each viewer
 
 
 # -- of one viewer

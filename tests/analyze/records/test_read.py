@@ -99,8 +99,12 @@ def test_read_hours_when_files_and_rows_are_bad_puts_them_aside_and_reads_the_re
         ("dropped", "12", 12),
         ("returned", "12", 12),
     ]
-    assert (read.has("flow_closes"), read.table("flow_closes").count(), read.has("flow_samples")) == (False, 0, True)
-    assert read.table("flow_samples").count() == 0
+    assert (read.has("flow_closes"), len(read.table("flow_closes").collect()), read.has("flow_samples")) == (
+        False,
+        0,
+        True,
+    )
+    assert read.table("flow_samples").collect() == []
     assert any(line.startswith("flow_closes is left out: none of its 1 files can be used") for line in read.warnings)
     aside = read.quarantine
     assert aside.keys() == {"flow_events", "flow_events_files", "flow_samples", "flow_closes_files"}
@@ -179,7 +183,7 @@ def test_read_hours_when_a_name_differs_in_case_alone_is_of_another_column(eithe
     write(tmp_path, [event(1, 1, "limit_hit", axis="bytes", Axis="x")], "a", schema=beside)
     place = schema.set(schema.get_field_index("axis"), pa.field("AXIS", pa.int64()))
     write(tmp_path, [event(2, 1, "limit_hit", AXIS=-5)], "b", schema=place)
-    rows = read_all(either, tmp_path).table("flow_events").orderBy("ts").collect()
+    rows = sorted(read_all(either, tmp_path).table("flow_events").collect(), key=lambda row: row["ts"])
     assert [row.axis for row in rows] == ["bytes", None]
 
 

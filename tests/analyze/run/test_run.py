@@ -27,8 +27,8 @@ from record_kit import at, close, event, sample, write, write_closes, write_samp
 from flowctl.analyze.abuse.evidence import EVIDENCE
 from flowctl.analyze.abuse.scores import SCORE_COLUMNS
 from flowctl.analyze.capacity.job import LOADS
-from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import BY_HOUR, AnalysisJob, JobAnswer, JobPart, arrow_schema
+from flowctl.analyze.models import run_text
 from flowctl.analyze.record import compared, packed
 from flowctl.analyze.records.listing import File
 from flowctl.analyze.records.place import RecordPlace
@@ -51,17 +51,22 @@ class Options:
     silent: bool = False
 
 
+def seen_of(records):
+    return run_text(f"SELECT {', '.join(COLUMNS | BY_HOUR)} FROM events", {"events": records.table("flow_events")})
+
+
 def made(records, options):
     if options.broken == "part":
         raise FlowctlError("this part is broken", hint="mend it")
-    return records.table("flow_events").select(*COLUMNS, "date", "hour")
+    return seen_of(records)
 
 
 def answered(parts, options):
     if options.broken == "answer":
         parts.write_text("note.txt", "half")
         raise ValueError("no\nanswer")
-    parts.write("sums", parts.table("seen").groupBy("event").agg(f.count("*").alias("rows")), SUMS)
+    text = "SELECT event, count(*) AS rows FROM seen GROUP BY event"
+    parts.write("sums", run_text(text, {"seen": parts.table("seen")}), SUMS)
     small = parts.pandas("seen")
     parts.write("small", small.groupby("event", as_index=False).agg(rows=("ts", "size")), SUMS)
     rows = {row["event"]: row["rows"] for row in parts.result("sums").collect()}
@@ -78,7 +83,7 @@ USER = AnalysisJob(
     parts=(),
     uses=("seen",),
     results=(),
-    answer=lambda parts, _: JobAnswer(summary={"rows": parts.table("seen").count()}),
+    answer=lambda parts, _: JobAnswer(summary={"rows": len(parts.table("seen").collect())}),
 )
 
 
@@ -484,7 +489,7 @@ OTHERS = AnalysisJob(
     name="others",
     parts=(OTHER,),
     results=(),
-    answer=lambda parts, _: JobAnswer(summary={"rows": parts.table("other").count()}),
+    answer=lambda parts, _: JobAnswer(summary={"rows": len(parts.table("other").collect())}),
     options=Options,
 )
 
@@ -850,7 +855,6 @@ def test_jobs_when_listed_name_every_part_and_result_once():
 
 def slow(records, _):
     """Return the events of a part that takes half a minute, and of which files tell how far it is."""
-    table = records.table("flow_events")
     folder = records.listing.root
 
     def rest(batches):
@@ -860,7 +864,7 @@ def slow(records, _):
         yield from batches
 
     ddl = ", ".join(f"{name} {kind}" for name, kind in (COLUMNS | BY_HOUR).items())
-    return table.select(*COLUMNS, "date", "hour").mapInArrow(rest, ddl)
+    return seen_of(records).mapInArrow(rest, ddl)
 
 
 def test_run_when_answers_are_made_makes_two_at_a_time_and_gives_places_in_one_thread(go, tmp_path):

@@ -324,3 +324,23 @@ def test_peaks_when_a_node_dies_count_each_viewer_once(either, other):
     minutes = {(row["node"], row["minute"]): row["viewers"] for row in parts.rows("fleet_streams")}
     assert minutes["n1", 900.0] == pytest.approx(200), "up to when their node was last heard of"
     assert ("n1", 1020.0) not in minutes
+
+
+def test_minutes_when_500_are_there_as_their_node_dies_count_500_before_it(either):
+    """Rows of those who stay come each five minutes, in turn: the oldest is as old as that."""
+    from flowctl.analyze.viewers import experience, fleet, sessions
+
+    stayed = [
+        close(700 + number * 0.6, number + 1, duration_s=600.0 + number * 0.6, startup_ms=0.0, reason=None)
+        for number in range(500)
+    ]
+    heard = dict.fromkeys(FLOW_EVENTS.names) | {"ts": at(1000), "node": "n1", "seq": 1, "conn_id": 0}
+    parts = HeldParts(
+        Held(either, {"flow_opens": stayed, "flow_events": [heard]}), sessions.JOB, experience.JOB, fleet.JOB
+    )
+    experience.JOB.answer(parts, None)
+    fleet.JOB.answer(parts, None)
+    assert {row["peak_viewers"] for row in parts.rows("experience") if row["by"] in {"all", "node"}} == {500}
+    minutes = {row["minute"]: row["viewers"] for row in parts.rows("fleet_streams")}
+    assert [minutes[60.0 * number] for number in range(2, 16)] == pytest.approx([500] * 14)
+    assert max(minutes) < 1000

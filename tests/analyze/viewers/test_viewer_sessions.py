@@ -9,7 +9,7 @@ import random
 import pytest
 
 from flowctl.analyze.engine import SPARK, using
-from flowctl.analyze.engine import functions as f
+from flowctl.analyze.models import run_text
 from flowctl.reasons import SLOW_ENDS
 from flowctl.records.telemetry.schema import CLASS_NAMES
 from tests.analyze.viewers.viewer_kit import Held, at, close, random_close
@@ -99,8 +99,8 @@ def many(either):
     found = seen_sessions(Held(either, {"flow_closes": [*rows, server]}))
     assert [*OPEN_COLUMNS, "date", "hour"] == found.columns
     # Times as microseconds: `collect` would give the zone of this machine.
-    times = (f.unix_micros(f"{name}_at").alias(f"{name}_us") for name in ("opened", "closed"))
-    table = found.select("*", *times).collect()
+    text = "SELECT *, unix_micros(opened_at) AS opened_us, unix_micros(closed_at) AS closed_us FROM found"
+    table = run_text(text, {"found": found}).collect()
     return rows, {row["conn_id"]: row.asDict() for row in table}
 
 
@@ -153,7 +153,8 @@ def test_open_sessions_are_the_latest_of_the_hour_that_did_not_close_in_it(eithe
     opens = [row(10, 1), row(310, 1), row(610, 1), row(10, 2), row(20, 3), row(3610, 3), row(3600 * 24 + 10, 1)]
     closes = [close(700, 2), close(7300, 3)]
     held = Held(either, {"flow_opens": opens, "flow_closes": closes})
-    found = open_sessions(held).select("*", f.unix_micros("seen_at").alias("seen_us")).collect()
+    text = "SELECT *, unix_micros(seen_at) AS seen_us FROM found"
+    found = run_text(text, {"found": open_sessions(held)}).collect()
     expected = {(1, 610), (3, 20), (3, 3610), (1, 3600 * 24 + 10)}
     assert {(item["conn_id"], item["sent_bytes"]) for item in found} == expected
     assert {item["closed_by"] for item in found} == {"open"}

@@ -10,7 +10,8 @@ from typing import Any
 
 from record_kit import NOON, at, numbers
 
-from flowctl.analyze.engine import functions as f
+from flowctl.analyze.job import typed
+from flowctl.analyze.models import run_text
 from flowctl.core.flow.state import MessageClass
 from flowctl.reasons import CloseReason
 from flowctl.records.telemetry.schema import FLOW_CLOSES, TABLES, Kind
@@ -97,26 +98,23 @@ class HeldParts:
         self.accounts = [{"table": name, "rows_out": len(rows)} for name, rows in records.rows.items()]
         self.results: dict[str, Any] = {}
         self._parts = {
-            part.name: (part, part.make(records, None).localCheckpoint()) for job in jobs for part in job.parts
+            part.name: self.spark.createDataFrame(part.make(records, None).toArrow())
+            for job in jobs
+            for part in job.parts
         }
 
     def table(self, name: str):
-        part, frame = self._parts[name]
-        if self.since is not None:
-            frame = frame.filter(f.concat_ws(" ", "date", "hour") >= f"{self.since:%Y-%m-%d %H}")
-        if self.until is not None:
-            frame = frame.filter(f.concat_ws(" ", "date", "hour") < f"{self.until:%Y-%m-%d %H}")
-        return frame.select(*part.columns)
+        first, last = (f"{bound:%Y-%m-%d %H}" if bound else "" for bound in (self.since, self.until))
+        text = "SELECT * FROM part WHERE concat(date, ' ', hour) >= :first AND concat(date, ' ', hour) < :last"
+        return run_text(text, {"part": self._parts[name]}, first=first, last=last or "9")
 
-    def arrow(self, name: str, columns: Sequence[str] | None = None):
-        found = self.table(name)
-        return found.select(*(columns or found.columns)).toArrow()
+    def arrow(self, name: str, columns: Sequence[str]):
+        return self.table(name).toArrow().select(columns)
 
     def write(self, name: str, frame: Any, columns: Any) -> str:
         if not hasattr(frame, "toArrow"):
             frame = self.spark.createDataFrame(frame)
-        kept = frame.select(*(f.col(item).cast(kind).alias(item) for item, kind in columns.items()))
-        self.results[name] = kept.localCheckpoint()
+        self.results[name] = self.spark.createDataFrame(typed(frame, columns).toArrow())
         return name
 
     def day_before(self) -> None:
