@@ -24,6 +24,7 @@ import ipaddress
 import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -35,10 +36,10 @@ from flowctl.analyze.abuse.weights import Weights
 from flowctl.analyze.job import arrow_schema
 from flowctl.analyze.models import run_text
 from flowctl.analyze.records import addresses
+from flowctl.analyze.viewers.sessions import ended_us
 from flowctl.core.server.bans import BanAction
 from flowctl.core.server.guilt import PROOF
 from flowctl.core.text.addresses import NETWORK_BITS, Network
-from flowctl.records.telemetry.schema import OPENS_EVERY_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -79,8 +80,8 @@ connect are fewer."""
 _BROADCAST: Final = ipaddress.ip_address("255.255.255.255")
 _LOCAL_NAT64: Final = ipaddress.IPv6Network("64:ff9b:1::/48")
 """Prefix of translators within networks (RFC 8215): behind one /64 of it may be all of IPv4."""
-_SILENT_S: Final = OPENS_EVERY_S + 60
-"""Time without a row in `flow_opens` after which a connection has gone: files come some seconds late."""
+_LATE_S: Final = 60.0
+"""Time after the end of a connection, as far as that is known, from which it has gone: files come some seconds late."""
 _CLOCKS_S: Final = 3600.0
 """Most that clocks of servers differ: one that is ahead must not make the viewers of all others look gone."""
 
@@ -106,9 +107,10 @@ class AbuseRules:
 def all_scores(parts: Parts, rules: AbuseRules) -> pd.DataFrame | DataFrame:
     """Return the scores of all addresses and subnets of part `evidence`, with `SCORE_COLUMNS`."""
     if parts.small:
-        return scores(parts.pandas(EVIDENCE.name), rules)
+        rows = parts.pandas(EVIDENCE.name)
+        return scores(rows, rules, nodes(rows, parts))
     found = parts.table(EVIDENCE.name)
-    known = nodes(found)
+    known = nodes(found, parts)
     columns = ", ".join(f"{name} {kind}" for name, kind in SCORE_COLUMNS.items())
     schema = arrow_schema(SCORE_COLUMNS)
 
@@ -127,7 +129,7 @@ def begin_us(parts: Parts) -> int:
     return 0 if parts.since is None else int(parts.since.timestamp()) * MICRO
 
 
-def nodes(found: pd.DataFrame | DataFrame) -> pd.DataFrame:
+def nodes(found: pd.DataFrame | DataFrame, parts: Parts) -> pd.DataFrame:
     """Return for each node, by its own clock in us, when its newest process began and when its last record was made."""
     if not isinstance(found, pd.DataFrame):
         text = """SELECT node, CASE WHEN address IS NOT NULL THEN '' END AS address, max(last_seen) AS last_seen
@@ -135,11 +137,14 @@ def nodes(found: pd.DataFrame | DataFrame) -> pd.DataFrame:
         found = run_text(text, {"found": found}).toArrow().to_pandas()
     last_us = _epoch_us(found["last_seen"])
     began_us = last_us.where(found["address"].isna(), 0)
-    return pd.DataFrame({"began": began_us, "heard": last_us}).groupby(found["node"]).max()
+    told = pd.DataFrame({"began": began_us, "heard": last_us}).groupby(found["node"]).max()
+    heard_us = pd.Series({node: round(at.timestamp() * 1e6) for node, at in parts.heard.items()}, dtype="int64")
+    told["heard"] = told["heard"].clip(lower=heard_us.reindex(told.index).fillna(0))
+    return told
 
 
-def scores(evidence: pd.DataFrame, rules: AbuseRules, known: pd.DataFrame | None = None) -> pd.DataFrame:
-    each = address_scores(evidence, rules, nodes(evidence) if known is None else known)
+def scores(evidence: pd.DataFrame, rules: AbuseRules, known: pd.DataFrame) -> pd.DataFrame:
+    each = address_scores(evidence, rules, known)
     subnets = _subnet_scores(each, rules)
     covered = each["subnet"].isin(subnets["subnet"][subnets["verdict"] == "ban"])
     each["verdict"] = each["verdict"].mask(covered & (each["verdict"] == "ban"), "subnet_ban")
@@ -221,8 +226,9 @@ def _standing(evidence: pd.DataFrame, rules: AbuseRules, servers: pd.DataFrame) 
 
     A connection counts with the time for which it played or published, if it did nothing that bans and was not cut. One
     that is open counts up to the end of the data, and as one who is there now if it has played for `Weights.settled_s`.
-    One whose server went away, so that its end was not recorded, counts up to when it was last seen. Connections that
-    wait for a show are people too, from `_LEAST_WAITING` at once on; that they waited is no standing.
+    One whose server went away, so that its end was not recorded, counts up to when it ended as far as that is known
+    (`ended_us`). Connections that wait for a show are people too, from `_LEAST_WAITING` at once on; that they waited is
+    no standing.
     """
     weights, seen_us = rules.weights, min(rules.seen_us, rules.now_us)
     single = evidence[evidence["node"].notna()]
@@ -232,9 +238,10 @@ def _standing(evidence: pd.DataFrame, rules: AbuseRules, servers: pd.DataFrame) 
     )
     ended, known, last_us = one["opened"] > 0, one["begun_us"] > 0, one["last_us"]
     node = servers.reindex(one["node"]).set_index(one.index)
-    silent_us = (node["heard"] - _SILENT_S * 1e6).clip(lower=seen_us - _CLOCKS_S * 1e6)
-    gone = (last_us < silent_us) | (last_us < node["began"])
-    until_us = last_us.where(ended | gone, seen_us)
+    restarted = last_us < node["began"]
+    until_us = ended_us(last_us, node["heard"], node["began"].where(restarted, inf))
+    gone = restarted | (until_us < node["heard"] - _LATE_S * 1e6) | (last_us < seen_us - _CLOCKS_S * 1e6)
+    until_us = last_us.where(ended, until_us.where(gone, seen_us))
     lasted_ms = (until_us - one["begun_us"]) / 1000
     open_ms = lasted_ms.clip(lower=weights.play_s * 1000).where(known, 0)
     ms = one["good_ms"].where(ended, open_ms).where(~one["harmful"], 0)
@@ -300,12 +307,12 @@ def attackers(
     rules = AbuseRules(weights=weights or Weights(), seen_us=seen_us, now_us=seen_us, since_us=begin_us(parts))
     if parts.small:
         found = parts.pandas(EVIDENCE.name)
-        known = nodes(found)
+        known = nodes(found, parts)
     else:
         asked = parts.spark.createDataFrame([(address,) for address in who], "address string")
         table = parts.table(EVIDENCE.name)
         text = "SELECT /*+ BROADCAST(asked) */ * FROM evidence LEFT SEMI JOIN asked USING (address)"
-        known, found = nodes(table), run_text(text, {"evidence": table, "asked": asked}).toArrow().to_pandas()
+        known, found = nodes(table, parts), run_text(text, {"evidence": table, "asked": asked}).toArrow().to_pandas()
     found = found[found["address"].isin(who)]
     harm = [kind for kind in _kinds(found, rules.weights) if kind not in SLOW]
     direct = found[found["kind"].isin(harm) & found["node"].notna()]

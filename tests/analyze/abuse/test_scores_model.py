@@ -157,7 +157,7 @@ def test_scores_when_a_connection_spans_hours_count_it_once(judged):
 def test_attackers_when_asked_for_are_the_harmful_connections_and_banned_addresses(judged):
     model, scores, folder = judged
     part = dataset(str(folder / "out" / "parts" / "evidence")).to_table().to_pandas()
-    parts = SimpleNamespace(small=True, since=None, pandas=lambda _: part)
+    parts = SimpleNamespace(small=True, since=None, heard={}, pandas=lambda _: part)
     connections, banned = attackers(parts, set(scores), int(NOW_S * 1e6), WEIGHTS)
     direct = {
         row["conn_id"]

@@ -6,6 +6,7 @@ import json
 import math
 import random
 
+import numpy as np
 import pytest
 
 from flowctl.analyze.engine import SPARK, using
@@ -175,3 +176,26 @@ def test_open_sessions_when_they_are_few_send_no_row_of_records_to_another_task(
     plan = capsys.readouterr().out
     assert "BroadcastHashJoin" in plan
     assert "SortMergeJoin" not in plan
+
+
+def test_ended_when_it_is_asked_of_arrays_is_what_the_query_says(either):
+    from flowctl.analyze.models import query
+    from flowctl.analyze.viewers.sessions import ended_us
+
+    rng, second = random.Random(3), 1_000_000
+    life = int(at(0).timestamp())
+    seen, heard, lives = ([rng.randrange(1, 4000) for _ in range(60)] for _ in range(3))
+    rows = [(f"n{n}", life << 30, at(one), "", "") for n, one in enumerate(seen)]
+    ddl = "node string, conn_id bigint, seen_at timestamp, date string, hour string"
+    later = [(f"n{n}", life + one << 30, "", "") for n, one in enumerate(lives)]
+    inputs = {
+        "open_sessions": either.createDataFrame(rows, ddl),
+        "sessions": either.createDataFrame(later, "node string, conn_id bigint, date string, hour string"),
+        "heard": either.createDataFrame(
+            [(f"n{n}", at(one)) for n, one in enumerate(heard)], "node string, heard_at timestamp"
+        ),
+    }
+    found = query("viewers/still_open", inputs, number_bits=30, every_s=300, newest_us=0)
+    told = run_text("SELECT node, unix_micros(until) AS us FROM found", {"found": found}).collect()
+    us = (np.array(some) * second for some in (seen, heard, [one - 1 for one in lives]))
+    assert dict(map(tuple, told)) == {f"n{n}": life * second + one for n, one in enumerate(ended_us(*us))}
