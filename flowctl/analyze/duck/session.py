@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import duckdb
-from duckdb.func import PythonUDFType
 
 from flowctl.analyze.duck.dialect import translated
 from flowctl.analyze.duck.frame import DataFrame, DuckError
-from flowctl.analyze.duck.hashes import xxhash64
 from flowctl.analyze.duck.macros import MACROS, TYPES
 from flowctl.units import parse_size
 
@@ -47,8 +45,6 @@ class DuckSession:
         # By itself DuckDB takes 80 % of the memory, and knows of how much a container or a batch system gives.
         ((chosen,),) = self._database.execute("SELECT current_setting('memory_limit')").fetchall()
         self._database.execute(f"SET memory_limit = '{min(MEMORY_BYTES, parse_size(chosen) * 5 // 8) >> 20}MiB'")
-        kinds: Any = (["VARCHAR", "BIGINT"], "BIGINT")
-        self._database.create_function("xxhash64", xxhash64, *kinds, type=PythonUDFType.ARROW)
         self._database.execute(";".join(f"CREATE MACRO spark_{name}{body}" for name, body in MACROS.items()))
         self._numbers = itertools.count()
         self._lock = threading.Lock()

@@ -4,7 +4,8 @@
 -- Input: flight.
 
 WITH began AS (
-  SELECT date, hour, node, conn_id, max(peer_ip) AS peer_ip, xxhash64(node, conn_id) AS picked
+  SELECT date, hour, node, conn_id, max(peer_ip) AS peer_ip,
+    CAST(conv(substring(md5(concat(node, ' ', conn_id)), 1, 15), 16, 10) AS BIGINT) AS picked  -- of 60 bits
   FROM flight
   GROUP BY date, hour, node, conn_id
   HAVING coalesce(max(role IN (:viewing)), true) AND min(number) = 0

@@ -155,7 +155,7 @@ def _recorded(keys: pd.DataFrame, most: int) -> int:
     """Return how many viewers there were, by the largest of the smallest hashes where not all were kept."""
     if not most or len(keys) < most or most < 2:
         return len(keys)
-    share = (int(keys["picked"].iloc[-1]) + 2**63) / 2**64
+    share = int(keys["picked"].iloc[-1]) / 2**60
     return max(round((most - 1) / share), most) if share else most
 
 
@@ -528,6 +528,7 @@ JOB: Final = AnalysisJob(
             make=stretches,
             reads=("flight", "flow_closes", "flow_events"),
             depends=lambda options: f"{options.cut_s:g} {options.most}",
+            version=2,
         ),
     ),
     uses=("evidence",),

@@ -75,7 +75,7 @@ EXPRESSIONS = {
     "repeated": "concat_ws('', array_repeat('0', CASE WHEN n = 7 THEN 7 ELSE 0 END))",
     "taken": r"get(split(text, r'\.'), 0)",
     "same each": "size(array_distinct(array(n, 3)))",
-    "hashed": "xxhash64(coalesce(text, ''), coalesce(n, -1))",
+    "hashed": "CAST(conv(substring(md5(concat(text, ' ', n)), 1, 15), 16, 10) AS BIGINT)",
     "as JSON": "to_json(named_struct('a', n, 'b', flag, 'c', text, 'd', CAST(at AS STRING)))",
     "of a map": "map_values(map('viewers', n))",
 }
