@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from flowctl.core.text.extras import install_hint, require_extra
@@ -26,9 +28,15 @@ class EngineError(FlowctlError):
     """An engine could not do what it was asked; the message has the cause in one line."""
 
 
-LARGEST_BYTES: Final = 1 << 30
-"""Size of records from which Spark is chosen. DuckDB is faster at every size that was measured; what ends it is memory:
-342 MB of closes took 1.5 GB, and beyond `duck.session.MEMORY_BYTES` it works on the disk, on one machine."""
+MEMORY_BYTES: Final = 1 << 30
+"""Most memory of DuckDB's queries, half of the machine's or of the container's at most; beyond, they use the disk. With
+Python and what DuckDB does not count a run of 342 MB of closes took 1.5 GB, and with a bound of 4 GiB 1.9 in the same
+time."""
+RECORDS_OF_MEMORY: Final = 1
+"""Most size of records, by that of DuckDB's memory, up to which it is chosen. It is faster at every size that was
+measured; beyond, it works on the disk, on one machine."""
+SPARK_BYTES: Final = 3 << 30
+"""Least memory of a machine on which Spark is chosen for size: the 2 GiB of its driver, Java itself and Python."""
 _PACKAGES: Final = {SPARK: "pyspark", DUCKDB: "duckdb"}
 
 
@@ -42,14 +50,41 @@ class EngineChoice(NamedTuple):
         return f"engine: {self.name} ({self.why})"
 
 
+def machine_bytes(root: Path = Path("/")) -> int:
+    """Return the memory of this machine, or what a container, a service or a batch system leaves of it."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(OSError):  # not Linux
+        for line in (root / "proc/self/cgroup").read_text("ascii").splitlines():
+            _, kinds, group = line.split(":", 2)
+            base = root / "sys/fs/cgroup" / kinds
+            # Above them are others, whose limits hold too; a container sees its own in place of all.
+            above = [base / group.lstrip("/"), *(base / group.lstrip("/")).parents]
+            for folder in above[: above.index(base) + 1] if kinds in ("", "memory") else ():
+                with contextlib.suppress(OSError, ValueError):  # there is none, or it is `max`
+                    found.append(int((folder / ("memory.limit_in_bytes" if kinds else "memory.max")).read_text()))
+    return min(found)
+
+
+def duckdb_bytes(memory_bytes: int) -> int:
+    """Return how much memory DuckDB takes of so much: `MEMORY_BYTES`, or half of it."""
+    return min(MEMORY_BYTES, memory_bytes // 2)
+
+
 def choose(
-    asked: str | None, *, size_bytes: int | None, local: bool, of_spark: Sequence[str], earlier: str = ""
+    asked: str | None,
+    *,
+    size_bytes: int | None,
+    local: bool,
+    of_spark: Sequence[str],
+    earlier: str = "",
+    memory_bytes: int | None = None,
 ) -> EngineChoice:
     """Return the engine of a run, or raise `ConfigError` where it cannot be the one that was `asked` for.
 
     `size_bytes` are of the records, None where none are read; `local`: records and results are on this machine;
     `of_spark`: what was said that only Spark knows; `earlier`: the engine that made the results so far, for Spark goes
-    on: DuckDB would make those parts again that have sketches, of which the records may be gone.
+    on: DuckDB would make those parts again that have sketches, of which the records may be gone; `memory_bytes`: of the
+    machine, None: of this one.
     """
     asked = asked or "auto"
     if asked not in ("auto", SPARK, DUCKDB):
@@ -69,9 +104,18 @@ def choose(
         return EngineChoice(asked, "asked for")
     if not reason and earlier == SPARK:
         reason = "the results so far are of Spark"
-    if not reason and (size_bytes or 0) >= LARGEST_BYTES:
-        reason = f"{size}; up to {format_size(LARGEST_BYTES)} it would be {DUCKDB}"
-    return EngineChoice(SPARK, reason) if reason else EngineChoice(DUCKDB, f"{size}, on this machine")
+    if reason:
+        return EngineChoice(SPARK, reason)
+    memory_bytes = machine_bytes() if memory_bytes is None else memory_bytes
+    bound_bytes = duckdb_bytes(memory_bytes)
+    held = f"{format_size(bound_bytes)} of {format_size(memory_bytes)} of memory"
+    if (size_bytes or 0) < RECORDS_OF_MEMORY * bound_bytes:
+        return EngineChoice(DUCKDB, f"{size}, on this machine; it takes up to {held}")
+    if memory_bytes < SPARK_BYTES:
+        least = format_size(SPARK_BYTES)
+        return EngineChoice(DUCKDB, f"{size}; beyond {held} it uses the disk, and Spark would take {least}")
+    most = format_size(RECORDS_OF_MEMORY * bound_bytes)
+    return EngineChoice(SPARK, f"{size}; up to {most} it would be {DUCKDB}, with {held}")
 
 
 def check_available(engine: str) -> None:

@@ -20,11 +20,8 @@ import duckdb
 from flowctl.analyze.duck.dialect import translated
 from flowctl.analyze.duck.frame import DataFrame, DuckError
 from flowctl.analyze.duck.macros import MACROS, TYPES
-from flowctl.units import parse_size
+from flowctl.analyze.engine import duckdb_bytes, machine_bytes
 
-MEMORY_BYTES: Final = 1 << 30
-"""Most memory of queries, half of the machine's or of the container's at most; beyond, they use the disk. With Python
-and what DuckDB does not count a run of 342 MB of closes took 1.5 GB, and with a bound of 4 GiB 1.9 in the same time."""
 ROW_GROUP: Final = 122_880
 _GONE: Final = re.compile(r"No files found|[Cc]annot open file")
 _GONE_HINT: Final = (
@@ -37,14 +34,12 @@ class DuckSession:
     """An open database, in memory."""
 
     def __init__(self) -> None:
-        settings: dict[str, Any] = {"threads": self.defaultParallelism}
+        memory = f"{duckdb_bytes(machine_bytes()) >> 20}MiB"  # by itself it takes 80 % of what is there
+        settings: dict[str, Any] = {"threads": self.defaultParallelism, "memory_limit": memory}
         settings |= {"enable_external_file_cache": False}  # a file that is damaged later would be the one that was read
         # Nothing is fetched from the network: what is used comes with the package.
         settings |= {"preserve_insertion_order": False, "autoinstall_known_extensions": False}
         self._database = duckdb.connect(":memory:", config=settings)
-        # By itself DuckDB takes 80 % of the memory, and knows of how much a container or a batch system gives.
-        ((chosen,),) = self._database.execute("SELECT current_setting('memory_limit')").fetchall()
-        self._database.execute(f"SET memory_limit = '{min(MEMORY_BYTES, parse_size(chosen) * 5 // 8) >> 20}MiB'")
         self._database.execute(";".join(f"CREATE MACRO spark_{name}{body}" for name, body in MACROS.items()))
         self._numbers = itertools.count()
         self._lock = threading.Lock()

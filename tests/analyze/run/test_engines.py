@@ -14,20 +14,28 @@ import pytest
 from record_kit import close, write_closes
 
 from flowctl.analyze import engine
-from flowctl.analyze.engine import LARGEST_BYTES, choose
+from flowctl.analyze.engine import MEMORY_BYTES, choose, machine_bytes
 from flowctl.cli import main
 from flowctl.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(900)  # starting Java on a machine that does much else takes minutes
-SMALL = {"size_bytes": 63 << 20, "local": True, "of_spark": []}
+SMALL = {"size_bytes": 63 << 20, "local": True, "of_spark": [], "memory_bytes": 8 << 30}
+HELD = "1.0 GiB of 8.0 GiB of memory"
 
 
 @pytest.mark.parametrize(
     ("asked", "given", "name", "why"),
     [
-        (None, {}, "duckdb", "63.0 MiB of records, on this machine"),
-        ("auto", {"size_bytes": None}, "duckdb", "no records are read, on this machine"),
-        (None, {"size_bytes": LARGEST_BYTES}, "spark", "1.0 GiB of records; up to 1.0 GiB it would be duckdb"),
+        (None, {}, "duckdb", f"63.0 MiB of records, on this machine; it takes up to {HELD}"),
+        ("auto", {"size_bytes": None}, "duckdb", f"no records are read, on this machine; it takes up to {HELD}"),
+        (
+            *(None, {"size_bytes": MEMORY_BYTES}, "spark"),
+            f"1.0 GiB of records; up to 1.0 GiB it would be duckdb, with {HELD}",
+        ),
+        (
+            *(None, {"size_bytes": 700 << 20, "memory_bytes": 1 << 30}, "duckdb"),
+            "700 MiB of records; beyond 512 MiB of 1.0 GiB of memory it uses the disk, and Spark would take 3.0 GiB",
+        ),
         (None, {"local": False}, "spark", "records and results are not both in folders of this machine"),
         (None, {"of_spark": ["--master"]}, "spark", "--master is of Spark"),
         (None, {"of_spark": ["--conf", "--driver-memory"]}, "spark", "--conf and --driver-memory are of Spark"),
@@ -38,6 +46,39 @@ SMALL = {"size_bytes": 63 << 20, "local": True, "of_spark": []}
 )
 def test_engine_when_chosen_says_why(asked, given, name, why):
     assert choose(asked, **{**SMALL, **given}) == (name, why)
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "memory"),
+    [
+        ("0::/app.slice/one", {"app.slice/memory.max": "536870912", "app.slice/one/memory.max": "max"}, 512 << 20),
+        ("0::/", {"memory.max": "805306368"}, 768 << 20),
+        ("4:memory:/docker/ab\n0::/", {"memory/memory.limit_in_bytes": "268435456"}, 256 << 20),
+        ("4:memory:/", {"memory/memory.limit_in_bytes": "9223372036854771712"}, None),
+        ("0::/", {"memory.max": "max"}, None),
+    ],
+)
+def test_memory_when_a_group_limits_it_is_that_of_the_group(groups, limits, memory, tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(groups)
+    for name, value in limits.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{value}\n")
+    whole = machine_bytes(tmp_path / "nothing")
+    assert machine_bytes(tmp_path) == (memory or whole)
+
+
+def test_duckdb_takes_half_of_a_small_machine(monkeypatch):
+    from flowctl.analyze.duck import session
+
+    monkeypatch.setattr(session, "machine_bytes", lambda: 512 << 20)
+    with session.session() as database:
+        found = database.of_text(
+            "SELECT current_setting('memory_limit') AS one FROM rows",
+            {"rows": database.createDataFrame([(1,)], "a int")},
+        )
+        assert found.collect()[0]["one"] == "256.0 MiB"
 
 
 def test_engine_when_duckdb_is_not_installed_is_spark_unless_it_was_asked_for(monkeypatch):
