@@ -602,6 +602,19 @@ def test_abuse_when_records_have_absurd_words_bans_all_the_same(world):
     assert result.summary["bans_invalid"] == 0
 
 
+@pytest.mark.parametrize(("heard_s", "verdict"), [(NOW_S - 1200, "shared"), (NOW_S, "ban")])
+def test_abuse_when_a_node_is_heard_of_by_any_record_regards_no_viewer_whose_rows_had_ended(
+    either, tmp_path, heard_s, verdict
+):
+    """That rows were lost is no evidence, but it tells that the node was there, and wrote none of the viewer."""
+    rows = [*there("192.0.2.1", NOW_S - 1500, NOW_S - 1200), *attack("192.0.2.1", NOW_S - 1300)]
+    said = event(None, "overflow", heard_s, conn_id=0)
+    other = event(None, "server_started", NOW_S, node="node-2", conn_id=0)
+    write(tmp_path / "events", [other], "node-2-1-1")
+    scores, _, _ = judge(either, tmp_path, [*rows, said])
+    assert scores["192.0.2.1"]["verdict"] == verdict
+
+
 def test_abuse_when_no_ban_can_be_made_of_an_address_bans_the_others():
     rows = [{"cidr": cidr, "verdict": "ban", "score": 12.0, "evidence": "{}"} for cidr in ("0.0.0.0/1", "192.0.2.1/32")]
     assert [ban.cidr for ban in job._bans(rows, Weights(), NOW_S)] == ["192.0.2.1/32"]
