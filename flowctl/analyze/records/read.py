@@ -274,8 +274,9 @@ def look(read: Read, files: Sequence[File], *, whole: bool = False) -> list[tupl
         path, table, hour, strange = row
         return Facts(path, STRANGE, strange) if strange else facts_of(system, path, table, hour, now_us, whole=whole)
 
-    context, size_bytes = getattr(read.spark, "sparkContext", None), sum(file.size_bytes for file in files)
-    if running() == DUCKDB or context is None or (len(files) <= DRIVER_FILES and size_bytes <= DRIVER_BYTES):
+    few = len(files) <= DRIVER_FILES and sum(file.size_bytes for file in files) <= DRIVER_BYTES
+    context = None if few or running() == DUCKDB else getattr(read.spark, "sparkContext", None)
+    if context is None:
         with ThreadPoolExecutor(THREADS) as pool:
             return list(zip(files, pool.map(look, rows), strict=True))
     slices = max(context.defaultParallelism, len(rows) // FILES_PER_TASK)

@@ -102,7 +102,8 @@ def tables(spark: Any, events: str, flights: str, out: str) -> dict[str, Any]:
 
 def shown(spark: Any, outputs: dict[str, str], out: str) -> None:
     seen = [spark.read.parquet(outputs[name]) for name in ("sessions", "sessions_open")]
-    once = seen[0].unionByName(seen[1], allowMissingColumns=True).selectExpr("*", "'' AS date", "'' AS hour")
+    both = seen[0].unionByName(seen[1], allowMissingColumns=True).drop("date", "hour")
+    once = both.selectExpr("*", "'' AS date", "'' AS hour")
     keyed, _, _ = text_of("viewers/felt").rpartition("SELECT")
     text = f"{keyed} SELECT first_frame_ms, delay_ms AS delay_p50_ms, dimension AS `by`, value AS key FROM keyed"
     found = run_text(text, {"sessions": with_unit(once)}, least_stay_s=experience.LEAST_STAY_S)
