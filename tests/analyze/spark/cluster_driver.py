@@ -61,7 +61,7 @@ GRID = 'soft = ["256KiB,256,1s", "1MiB,1024,2s"]\ntarget_delay = ["auto", "off"]
 """Few choices, few viewers and their first minute: what is compared is where it is computed, not how long it takes."""
 
 
-WHATIF = {"grid": GRID, "cut_s": 60.0, "most": 24}
+WHATIF = {"grid": GRID, "cut_s": 60.0, "most": 24, "thorough": True}
 OPTIONS: dict[str, Any] = {"whatif": WHATIF, "abuse": {"now_s": NOW_S}, "capacity": {"viewers": 20_000}}
 
 

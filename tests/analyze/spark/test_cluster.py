@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.realtime, pytest.mark.timeout(1800)]
 
 TABLES = [
     *("sessions", "experience", "ingest", "fleet_streams", "fleet_subnets", "abuse_scores"),
-    *("whatif_choices", "capacity_nodes"),
+    "capacity_nodes",
 ]
 """Result tables of all jobs, none of which is empty here."""
 CHANGING = {"data_ends_s_ago", "took_s", "bytes", *QUANTILES}
@@ -172,7 +172,7 @@ def told(note):
     return json.loads(json.dumps(summary), parse_float=lambda text: f"{float(text):.9g}")
 
 
-@pytest.mark.parametrize("name", ["bans.jsonl", "limits.toml", "watch/bans.jsonl"])
+@pytest.mark.parametrize("name", ["bans.jsonl", "flights/limits.toml", "watch/bans.jsonl"])
 def test_decisions_when_made_on_a_cluster_are_those_of_local(name, folder, done):
     here, there = folder / "local" / name, folder / "remote" / name
     assert without_times(there.read_text("utf-8")) == without_times(here.read_text("utf-8")) != ""
