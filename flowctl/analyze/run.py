@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, astuple, dataclass, field, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -243,6 +243,10 @@ class _AnalysisRun:
         for job in jobs.values():
             for name, merge in job.merge.items():
                 merge(self.place.read_text(name) or "", "", self.options[job.name], lambda _: None)
+        last = [name for name, job in jobs.items() if not _needed(job)]  # they tell of the others
+        tries = [name for name, job in jobs.items() if job.tries and last]
+        parts = [part.name for name in tries for part in jobs[name].parts]
+        held = {name: self.wanted.pop(name) for name in parts}  # what only they need is made behind what counts
         if self.listing is not None:
             self._read(self.listing)
         hours = sorted(hour for hour in self.known if self.window.meets(hour))
@@ -258,7 +262,6 @@ class _AnalysisRun:
         except (TypeError, ValueError, KeyError, AttributeError):  # of another flowctl, or by hand: it tells nothing
             self.summary, earlier = {}, {}
         notes = {name: note for name, note in earlier.items() if name not in names} if len(names) == 1 else {}
-        last = [name for name, job in jobs.items() if not _needed(job)]  # they tell of the others
 
         def answers(some: Sequence[str]) -> None:
             so_far = dict(notes)
@@ -267,11 +270,13 @@ class _AnalysisRun:
         def place(note: JobNote) -> None:
             notes[note.name] = replace(self._placed(jobs.get(note.name), note, hours), **self._span(hours))
 
-        tries = [name for name, job in jobs.items() if job.tries and last]
         answers([name for name in names if name not in (*last, *tries)])
         for name in tries:  # what was counted is told before them, and once more with them
             notes[name] = JobNote(name, JobState.DONE, summary={"why": "it is being tried; this page will tell"})
         answers(last if tries else ())
+        self.wanted |= held
+        if self.listing is not None and held:
+            self._read(self.listing)
         answers(tries)
         answers(last)
         result = self._result({name: notes[name] for name in names}, hours)
@@ -400,6 +405,8 @@ class _AnalysisRun:
         told: list[str] = []
         while found := self._read_files(read, looked, stale):
             looked |= found
+            for hour in {file.hour for file in found}:  # its accounts are others, too
+                stale[hour] = [ALL, *(name for name in stale[hour] if name != ALL)]
             told += [f"{foreign(file.path)}: {foreign(facts.detail)}" for file, facts in found.items()]
             if len(told) > MOST_DAMAGED:
                 raise FlowctlError(
@@ -420,7 +427,8 @@ class _AnalysisRun:
     ) -> dict[File, Facts]:
         """Make parts of hours; return files that prove to be damaged, without which it is to be done again."""
         looked = judged(files.items())
-        self.broken.clear()
+        for name in chain.from_iterable(stale.values()):
+            self.broken.pop(name, None)
         if not self.known:
             check_any(read.listing, looked)
         there: dict[Hour, list[tuple[File, Facts]]] = {}

@@ -449,6 +449,40 @@ def test_run_when_a_file_is_damaged_inside_puts_it_aside_and_reads_the_rest(go, 
     assert item["rows_out"] == 6
 
 
+def test_run_when_a_job_tries_makes_its_parts_behind_what_is_counted(go, tmp_path):
+    """What only it reads may be much; a file of that which is damaged is in the books all the same."""
+    said = []
+
+    def closed_of(records, _):
+        said.append("part")
+        text = f"SELECT {', '.join({'ts': 0, 'node': 0, 'conn_id': 0} | BY_HOUR)} FROM closes"
+        return run_text(text, {"closes": records.table("flow_closes")})
+
+    def told(parts, _):
+        said.append("page")
+        return JobAnswer(summary={"others": sorted(parts.notes)})
+
+    part = JobPart("closed", {"ts": "timestamp", "node": "string", "conn_id": "bigint"}, closed_of, ("flow_closes",))
+    trying = AnalysisJob(
+        name="trying", tries=True, parts=(part,), results=(),
+        answer=lambda parts, _: JobAnswer(summary={"rows": len(parts.table("closed").collect())}),
+    )  # fmt: skip
+    page = AnalysisJob(name="page", parts=(), results=(), answer=told)
+    events_of(tmp_path / "events", 1, 2)
+    write_closes(tmp_path / "events", [close(3, 1)])
+    damage(write_closes(tmp_path / "events", [close(4, 2), close(5, 3)], name="bad"), "node")
+    result = go(JOB, trying, page)
+    assert result.failed == []
+    assert (said[0], said[-1]) == ("page", "page")
+    assert "part" in said
+    assert (result.jobs["trying"].summary, result.jobs["seen"].summary["returned"]) == ({"rows": 1}, 2)
+    books = {item["table"]: (item["rows_out"], item["files_by_reason"]) for item in result.accounts}
+    assert books == {"flow_closes": (1, {"damaged": 1}), "flow_events": (2, {})}
+    said.clear()
+    again = go(JOB, trying, page)
+    assert (again.hours_read, again.jobs["trying"].summary, "part" in said) == (0, {"rows": 1}, False)
+
+
 def test_run_when_what_was_read_is_damaged_later_goes_on_without_it_and_names_it(go, tmp_path):
     path = events_of(tmp_path / "events", 1, 2)
     events_of(tmp_path / "events", 3, name="b")
