@@ -121,7 +121,7 @@ def duckdb_sessions(events: str, out: str, *, memory: str, runs: int) -> dict[st
 
     import duckdb
 
-    from flowctl.analyze.viewers.sessions import COLUMNS, OPEN_COLUMNS
+    from flowctl.analyze.viewers.sessions import COLUMNS, MADE_COLUMNS, OPEN_COLUMNS
     from pipeline.sql import checks_sql, open_rows, rows_of, sessions_sql, still_open
 
     connection = duckdb.connect()
@@ -131,7 +131,7 @@ def duckdb_sessions(events: str, out: str, *, memory: str, runs: int) -> dict[st
     connection.execute("set timezone='UTC'")
     by_hour = "format parquet, compression zstd, partition_by (date, hour)"
     closed = sessions_sql(rows_of(events, "flow_closes"), tuple(COLUMNS))
-    opened = sessions_sql(open_rows(events), tuple(OPEN_COLUMNS))
+    opened = sessions_sql(open_rows(events), tuple(MADE_COLUMNS))
 
     def work() -> None:
         for name in ("flow_closes", "flow_opens"):
@@ -142,7 +142,8 @@ def duckdb_sessions(events: str, out: str, *, memory: str, runs: int) -> dict[st
         connection.execute(f"copy ({opened}) to '{out}/open_sessions' ({by_hour})")
         (Path(out) / "sessions_open").mkdir()
         still = f"{out}/sessions_open/part-0.parquet"
-        connection.execute(f"copy ({still_open(out)}) to '{still}' (format parquet, compression zstd)")
+        latest = still_open(out, tuple(OPEN_COLUMNS))
+        connection.execute(f"copy ({latest}) to '{still}' (format parquet, compression zstd)")
         tables = " union all by name ".join(
             f"select blame, closed_by, peer_ip from read_parquet('{out}/{name}/**/*.parquet')"
             for name in ("sessions", "sessions_open")

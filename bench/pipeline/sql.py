@@ -41,11 +41,13 @@ def _named() -> list[str]:
         f"case when {failed} then coalesce(refusal, code, reason) end as start_failure",
         f"{never} and not ({failed}) and reason is not null as exit_before_start",
         "recover_ms / nullif(recoveries, 0) as recover_mean_ms",
-        " + ".join(f"coalesce(dropped_messages_{name}, 0)" for name in CLASS_NAMES) + " as dropped_messages",
+        *(
+            f"{' + '.join(f'coalesce({what}_messages_{name}, 0)' for name in CLASS_NAMES)} as {what}_messages"
+            for what in ("dropped", "accepted")
+        ),
         f"{_share('pictures_sent', 'pictures_wanted')} as picture_share",
         "line_bytes / nullif(line_stream_bytes, 0) as line_of_stream",
         f"case when target_delay_ms is not null then {_share('late_ms', 'sampled_ms')} end as late_share",
-        "late_episodes as episodes_late, returns as returns_to_live",
         f"case {worst} else 'READY' end as worst_state",
         f"greatest({not_ready}, coalesce(trouble_ms, 0)) as trouble_ms",
         *(f"coalesce({_share(f'lag_{name}_ms', 'lag_ms')}, 0) as b_{name}" for name in ("server", "burst")),
@@ -105,12 +107,12 @@ def open_rows(events: str) -> str:
     return f"(select * from {opens} semi join {wanted} using ({keys}, seq))"
 
 
-def still_open(out: str) -> str:
+def still_open(out: str, columns: tuple[str, ...]) -> str:
     """Return the latest of the sessions that were open and have not closed; `out` has both tables."""
     opens, closed = (f"read_parquet('{out}/{name}/**/*.parquet')" for name in ("open_sessions", "sessions"))
     last = "row_number() over (partition by node, conn_id order by seen_at desc) = 1"
     left = f"(select * from {opens} anti join (select node, conn_id from {closed}) using (node, conn_id))"
-    return f"select * exclude (date, hour) from {left} qualify {last}"
+    return f"select {', '.join(columns)} from {left} qualify {last}"
 
 
 def sessions_sql(rows: str, columns: tuple[str, ...]) -> str:

@@ -1,7 +1,7 @@
 """Functions of Spark that DuckDB lacks or means otherwise, as macros named ``spark_<name>``.
 
 A macro with several bodies goes by the types of its arguments. Times are TIMESTAMP, in UTC: functions of TIMESTAMPTZ
-ask a calendar for every value. What Spark keeps as a sketch of quantiles is the sorted list of all values here
+ask a calendar for every value. What Spark keeps as a sketch of quantiles is the list of all values here
 (FLOAT[]): exact, and small enough for what one machine is given.
 """
 
@@ -33,7 +33,7 @@ MACROS: Final = {
     "from_json": "(x, t) AS TRY_CAST(TRY_CAST(x AS JSON) AS MAP(VARCHAR, DOUBLE))",
     "get": "(l, i) AS l[i + 1]",
     "kll_merge_agg_float": "(x) AS list_sort(flatten(list(x) FILTER (WHERE x IS NOT NULL)))",
-    "kll_sketch_agg_float": "(x, k) AS list_sort(list(x) FILTER (WHERE x IS NOT NULL))",
+    "kll_sketch_agg_float": "(x, k) AS list(x) FILTER (WHERE x IS NOT NULL)",  # sorted once, by the merge
     "kll_sketch_get_n_float": "(x) AS len(x)",
     # The rank of the library that Spark uses, Apache DataSketches: inclusive, rounded to seven digits.
     "kll_sketch_get_quantile_float": "(x, q) AS x[CAST(ceil(round(q * len(x), 7)) AS BIGINT)]",

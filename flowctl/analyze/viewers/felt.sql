@@ -29,10 +29,7 @@ WITH viewers AS (
     CASE WHEN bit_rate IS NOT NULL THEN CAST(round(play_s * 1e3) AS BIGINT) END AS rated_ms,
     CASE WHEN frames_per_s IS NOT NULL THEN pictures_sent END AS framed_pictures,
     CASE WHEN frames_per_s IS NOT NULL THEN CAST(round(play_s * 1e3) AS BIGINT) END AS framed_ms,
-    coalesce(accepted_messages_control, 0) + coalesce(accepted_messages_header, 0)
-        + coalesce(accepted_messages_key, 0) + coalesce(accepted_messages_inter, 0)
-        + coalesce(accepted_messages_disposable, 0) + coalesce(accepted_messages_audio, 0)
-        + coalesce(accepted_messages_data, 0) AS accepted_messages,
+    accepted_messages,
     dropped_messages,
     CAST(round(time_ready_ms) AS BIGINT) AS ready_ms,
     CAST(round(time_overloaded_ms) AS BIGINT) AS overloaded_ms,

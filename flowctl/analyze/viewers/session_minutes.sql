@@ -1,6 +1,6 @@
 -- Viewer minutes of sessions: comings and goings of all, and the minutes of those without samples, spread evenly.
 --
--- Input: sessions (OPEN_COLUMNS, `date` and `hour`). :sampled says that samples are there of all hours, :hours of which
+-- Input: sessions (MADE_COLUMNS, `date` and `hour`). :sampled says that samples are there of all hours, :hours of which
 -- (since 1970). Whole hours within a session without samples are a row each, which stands for `span` minutes.
 
 WITH watched AS (
@@ -17,10 +17,7 @@ WITH watched AS (
     coalesce(time_overloaded_ms, 0e0) AS time_overloaded_ms,
     coalesce(time_soft_ms, 0e0) AS time_soft_ms,
     coalesce(time_hard_ms, 0e0) AS time_hard_ms,
-    coalesce(accepted_messages_control, 0) + coalesce(accepted_messages_header, 0)
-      + coalesce(accepted_messages_key, 0) + coalesce(accepted_messages_inter, 0)
-      + coalesce(accepted_messages_disposable, 0) + coalesce(accepted_messages_audio, 0)
-      + coalesce(accepted_messages_data, 0) AS accepted_messages,
+    coalesce(accepted_messages, 0) AS accepted_messages,
     coalesce(dropped_messages, 0) AS dropped_messages,
     coalesce(sent_bytes, 0) AS sent_bytes,
     unix_micros(seen_at) AS until,

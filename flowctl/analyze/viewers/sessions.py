@@ -1,6 +1,7 @@
 """``sessions``: one row per connection, with what it was, how long it was in which state, what it lost, and why.
 
-A session is one row of `flow_closes`, projected: no aggregation, no join, no text taken apart. A connection that is
+A session is one row of `flow_closes`, projected: no aggregation, no join. It has who that was, what is computed, and
+what jobs read later; the rest of the record is a join away (docs/pipeline.md), and written once. A connection that is
 still open has its latest row of `flow_opens` instead (`closed_by` is ``open``), as long as no close of it is there.
 What the records do not say is null, not 100 %. Words are those of CTA-2066.
 
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart
 from flowctl.analyze.models import query, run_text
-from flowctl.records.telemetry.schema import CLASS_NAMES, CONN_NUMBER_BITS, OPENS_EVERY_S, STATE_NAMES
+from flowctl.records.telemetry.schema import CONN_NUMBER_BITS, OPENS_EVERY_S, STATE_NAMES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -50,20 +51,15 @@ COLUMNS: Final[dict[str, str]] = {
     "conn_id": "bigint",
     "opened_at": "timestamp",
     "closed_at": "timestamp",
-    **dict.fromkeys(("peer_ip", "role", "app", "stream", "agent", "close_reason", "closed_by", "limit_name"), "string"),
+    **dict.fromkeys(("peer_ip", "role", "app", "stream", "agent", "close_reason", "closed_by"), "string"),
     **dict.fromkeys(("start_failure", "worst_state", "blame"), "string"),
     "exit_before_start": "boolean",
-    **dict.fromkeys(("duration_s", "play_s", "handshake_ms", "asked_ms", "startup_ms", "first_frame_ms"), "double"),
-    **{f"time_{name}_ms": "double" for name in STATE_NAMES},
-    **{f"episodes_{name}": "bigint" for name in STATE_NAMES[1:]},
-    **dict.fromkeys(("recover_mean_ms", "recover_max_ms", "trouble_ms"), "double"),
-    **dict.fromkeys(("recoveries", "episodes_late", "returns_to_live", "input_pauses", "limit_hits"), "bigint"),
-    **dict.fromkeys(("peer_port", "sent_bytes", "dropped_messages", "dropped_bytes"), "bigint"),
-    **{f"{what}_messages_{name}": "bigint" for what in ("dropped", "accepted") for name in CLASS_NAMES},
-    **dict.fromkeys(("pictures_wanted", "pictures_sent", "stall_count", "events_count", "samples_count"), "bigint"),
+    **dict.fromkeys(("duration_s", "play_s", "asked_ms", "startup_ms", "first_frame_ms"), "double"),
+    **dict.fromkeys(("recover_mean_ms", "trouble_ms"), "double"),
+    **dict.fromkeys(("accepted_messages", "dropped_messages", "pictures_wanted"), "bigint"),
     **dict.fromkeys(("picture_share", "line_of_stream", "bit_rate", "frames_per_s", "target_delay_ms"), "double"),
-    **{f"delay_{name}_ms": "double" for name in ("p50", "p95", "p99", "max")},
-    **dict.fromkeys(("sampled_ms", "late_ms", "late_share", "stall_ms", "stall_ratio"), "double"),
+    **{f"delay_{name}_ms": "double" for name in ("p50", "p95", "p99")},
+    **dict.fromkeys(("sampled_ms", "late_share", "stall_ratio"), "double"),
     **{f"blame_share_{name}": "double" for name in BLAMES},
     **dict.fromkeys(("ingest_bytes", "ingest_pictures", "ingest_key_frames", "ingest_audio", "gap_count"), "bigint"),
     **dict.fromkeys(("key_interval_ms", "key_interval_max_ms", "gap_ms", "gap_max_ms", "jitter_ms"), "double"),
@@ -74,10 +70,16 @@ COLUMNS: Final[dict[str, str]] = {
 """The contract of the table: columns and their types of Spark, in order. Grain: one connection."""
 OPEN_COLUMNS: Final[dict[str, str]] = {**COLUMNS, "seen_at": "timestamp"}
 """Columns of open connections: the same, `closed_at` and `close_reason` null, and the time of the row."""
+MADE_COLUMNS: Final[dict[str, str]] = {
+    **OPEN_COLUMNS,
+    **{f"time_{name}_ms": "double" for name in STATE_NAMES},
+    **dict.fromkeys(("sent_bytes", "pictures_sent", "stall_count", "samples_count"), "bigint"),
+}
+"""Columns that ``sessions.sql`` gives, kept of those that are open: sums over viewers are made of these too."""
 
 
 def projected(closes: DataFrame) -> DataFrame:
-    """Make sessions (`OPEN_COLUMNS`, `date` and `hour`) of closes, or of rows of `flow_opens`, one per connection."""
+    """Make sessions (`MADE_COLUMNS`, `date` and `hour`) of closes, or of rows of `flow_opens`, one per connection."""
     marks = {"trouble_ms": TROUBLE_MS, "trouble_share": TROUBLE_SHARE, "least_play_s": LEAST_PLAY_S}
     return query("viewers/sessions", {"closes": closes}, **marks)
 
@@ -87,7 +89,7 @@ def seen_sessions(records: Records, _: Any = None) -> DataFrame:
 
 
 def open_sessions(records: Records, _: Any = None) -> DataFrame:
-    """Make the sessions that were open in some hours and did not close in the same: one per hour, `OPEN_COLUMNS`."""
+    """Make the sessions that were open in some hours and did not close in the same: one per hour, `MADE_COLUMNS`."""
     opens = records.table("flow_opens")
     return projected(among(opens, left_open(opens, records.table("flow_closes"))))
 
@@ -113,7 +115,7 @@ def among(rows: DataFrame, wanted: DataFrame) -> DataFrame:
 def still_open(parts: Parts) -> DataFrame:
     """Return the connections of the window that were open when last heard of, one row each.
 
-    They have `OPEN_COLUMNS`, and `until`: when each ended, as far as that is known. This query says so, and `ended_us`.
+    They have `MADE_COLUMNS`, and `until`: when each ended, as far as that is known. This query says so, and `ended_us`.
     """
     inputs = {name: parts.table(name) for name in ("sessions", "open_sessions")}
     heard = parts.spark.createDataFrame([*parts.heard.items()], "node string, heard_at timestamp")
@@ -156,7 +158,7 @@ JOB: Final = AnalysisJob(
     name="sessions",
     parts=(
         JobPart("sessions", COLUMNS, seen_sessions, ("flow_closes",), result=True),
-        JobPart("open_sessions", OPEN_COLUMNS, open_sessions, ("flow_opens", "flow_closes")),
+        JobPart("open_sessions", MADE_COLUMNS, open_sessions, ("flow_opens", "flow_closes")),
     ),
     results=("sessions", "sessions_open"),
     answer=answer,

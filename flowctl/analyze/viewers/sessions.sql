@@ -1,6 +1,6 @@
 -- Sessions: one row of each connection, of its close or of a row that says how it stands while it is open.
 --
--- Input: closes (rows of flow_closes or flow_opens, one of each connection). Contract: COLUMNS in sessions.py.
+-- Input: closes (rows of flow_closes or flow_opens, one of each connection). Contract: MADE_COLUMNS in sessions.py, and date and hour.
 -- Every quotient is null where there is nothing to divide by; shares are 1 at most.
 
 WITH judged AS (
@@ -15,6 +15,9 @@ WITH judged AS (
     coalesce(dropped_messages_control, 0) + coalesce(dropped_messages_header, 0) + coalesce(dropped_messages_key, 0)
       + coalesce(dropped_messages_inter, 0) + coalesce(dropped_messages_disposable, 0)
       + coalesce(dropped_messages_audio, 0) + coalesce(dropped_messages_data, 0) AS dropped_messages,
+    coalesce(accepted_messages_control, 0) + coalesce(accepted_messages_header, 0) + coalesce(accepted_messages_key, 0)
+      + coalesce(accepted_messages_inter, 0) + coalesce(accepted_messages_disposable, 0)
+      + coalesce(accepted_messages_audio, 0) + coalesce(accepted_messages_data, 0) AS accepted_messages,
     coalesce(dropped_by_closed, 0) + coalesce(dropped_by_unfollowed, 0) + coalesce(dropped_by_requested, 0)
       AS dropped_by_wish,  -- neither slowness nor policy: the peer or the application did not want them
     coalesce(episodes_soft, 0) + coalesce(episodes_hard, 0) AS episodes_limit,
@@ -63,7 +66,6 @@ SELECT
   agent,
   reason AS close_reason,
   closed_by,
-  limit_name,
   -- Why its request failed, if that was our doing.
   CASE WHEN never_began AND (refusal IS NOT NULL OR closed_by = 'server') THEN coalesce(refusal, code, reason) END
     AS start_failure,
@@ -78,48 +80,14 @@ SELECT
   never_began AND refusal IS NULL AND closed_by = 'peer' AS exit_before_start,
   duration_s,
   play_s,
-  handshake_ms,
   asked_ms,
   startup_ms,
   first_frame_ms,
-  time_ready_ms,
-  time_overloaded_ms,
-  time_soft_ms,
-  time_hard_ms,
-  episodes_overloaded,
-  episodes_soft,
-  episodes_hard,
   try_divide(recover_ms, recoveries) AS recover_mean_ms,
-  recover_max_ms,
   in_trouble_ms AS trouble_ms,
-  recoveries,
-  late_episodes AS episodes_late,
-  returns AS returns_to_live,
-  input_pauses,
-  limit_hits,
-  peer_port,
-  sent_bytes,
+  accepted_messages,
   dropped_messages,
-  dropped_bytes,
-  dropped_messages_control,
-  dropped_messages_header,
-  dropped_messages_key,
-  dropped_messages_inter,
-  dropped_messages_disposable,
-  dropped_messages_audio,
-  dropped_messages_data,
-  accepted_messages_control,
-  accepted_messages_header,
-  accepted_messages_key,
-  accepted_messages_inter,
-  accepted_messages_disposable,
-  accepted_messages_audio,
-  accepted_messages_data,
   pictures_wanted,
-  pictures_sent,
-  stall_count,
-  events_count,
-  samples_count,
   try_divide(CASE WHEN pictures_sent > pictures_wanted THEN pictures_wanted ELSE pictures_sent END, pictures_wanted)
     AS picture_share,
   try_divide(line_bytes, line_stream_bytes) AS line_of_stream,
@@ -129,12 +97,9 @@ SELECT
   delay_p50_ms,
   delay_p95_ms,
   delay_p99_ms,
-  delay_max_ms,
   sampled_ms,
-  late_ms,
   CASE WHEN target_delay_ms IS NOT NULL
     THEN try_divide(CASE WHEN late_ms > sampled_ms THEN sampled_ms ELSE late_ms END, sampled_ms) END AS late_share,
-  stall_ms,
   try_divide(CASE WHEN stall_ms > play_s * 1e3 THEN play_s * 1e3 ELSE stall_ms END, play_s * 1e3) AS stall_ratio,
   blame_share_viewer_link,
   blame_share_server_loop,
@@ -157,6 +122,14 @@ SELECT
     AS smaller_rendition_share,
   switches,
   ts AS seen_at,
+  time_ready_ms,
+  time_overloaded_ms,
+  time_soft_ms,
+  time_hard_ms,
+  sent_bytes,
+  pictures_sent,
+  stall_count,
+  samples_count,
   date,
   hour
 FROM shared

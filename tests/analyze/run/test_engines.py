@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -140,6 +141,22 @@ def test_duckdb_when_a_text_is_not_utf8_puts_its_file_aside(tmp_path):
     (line,) = result.warnings
     assert line.startswith(f"a damaged file is put aside: {path}: ")
     assert "UTF8" in line
+
+
+def test_sessions_when_more_of_a_close_is_wanted_are_joined_as_documented(tmp_path, monkeypatch):
+    import duckdb
+
+    from flowctl.analyze.duck.session import session
+    from flowctl.analyze.run import run
+
+    write_closes(tmp_path / "events", [close(20, 1, reason="stuck", sent_bytes=77), close(21, 2)])
+    with engine.using("duckdb"), session() as database:
+        run(database, str(tmp_path / "events"), str(tmp_path / "results"), ["sessions"])
+    page = (Path(__file__).parents[3] / "docs/pipeline.md").read_text("utf-8")
+    text = page.partition("```text\nSELECT sessions.*")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    rows = duckdb.sql(f"SELECT conn_id, close_reason, sent_bytes FROM (SELECT sessions.*{text})").fetchall()
+    assert rows == [(1, "stuck", 77)]
 
 
 def test_parts_with_sketches_when_another_engine_made_them_are_made_again_or_left_out(spark, tmp_path):

@@ -32,6 +32,7 @@ from flowctl.analyze.models import run_text, text_of
 from flowctl.analyze.records.addresses import with_unit
 from flowctl.analyze.spark.session import SessionOptions, SparkError, mapped_errors, open_session
 from flowctl.analyze.viewers import experience
+from flowctl.analyze.viewers.sessions import MADE_COLUMNS, OPEN_COLUMNS
 
 DAYS = 0.125
 SYNTH = SynthOptions(
@@ -102,8 +103,10 @@ def tables(spark: Any, events: str, flights: str, out: str) -> dict[str, Any]:
 
 def shown(spark: Any, outputs: dict[str, str], out: str) -> None:
     seen = [spark.read.parquet(outputs[name]) for name in ("sessions", "sessions_open")]
+    left = {name: kind for name, kind in MADE_COLUMNS.items() if name not in OPEN_COLUMNS}  # of no result
+    nulls = (f"CAST(NULL AS {kind}) AS {name}" for name, kind in left.items())
     both = seen[0].unionByName(seen[1], allowMissingColumns=True).drop("date", "hour")
-    once = both.selectExpr("*", "'' AS date", "'' AS hour")
+    once = both.selectExpr("*", *nulls, "'' AS date", "'' AS hour")
     keyed, _, _ = text_of("viewers/felt").rpartition("SELECT")
     text = f"{keyed} SELECT first_frame_ms, delay_ms AS delay_p50_ms, dimension AS `by`, value AS key FROM keyed"
     found = run_text(text, {"sessions": with_unit(once)}, least_stay_s=experience.LEAST_STAY_S)

@@ -16,7 +16,7 @@ from flowctl.records.telemetry.schema import CLASS_NAMES
 from tests.analyze.viewers.viewer_kit import Held, at, close, random_close
 
 RENAMED = {
-    "close_reason": "reason", "closed_at": "ts", "episodes_late": "late_episodes", "returns_to_live": "returns",
+    "close_reason": "reason", "closed_at": "ts",
 }  # fmt: skip
 
 
@@ -52,6 +52,7 @@ def modelled(row: dict) -> dict:
         "start_failure": (row["refusal"] or row["code"] or row["reason"]) if failed else None,
         "exit_before_start": never and not failed and ended,
         "recover_mean_ms": quotient(row["recover_ms"], row["recoveries"]),
+        "accepted_messages": sum(zero[f"accepted_messages_{name}"] for name in CLASS_NAMES),
         "dropped_messages": dropped,
         "picture_share": quotient(row["pictures_sent"], row["pictures_wanted"], 1.0),
         "line_of_stream": quotient(row["line_bytes"], row["line_stream_bytes"]),
@@ -92,13 +93,13 @@ def blamed(row: dict, zero: dict, dropped: int, trouble_ms: float, worst: list[s
 
 @pytest.fixture(scope="module")
 def many(either):
-    from flowctl.analyze.viewers.sessions import OPEN_COLUMNS, seen_sessions
+    from flowctl.analyze.viewers.sessions import MADE_COLUMNS, seen_sessions
 
     rng = random.Random(7)
     rows = [random_close(rng, number) for number in range(1, 601)]
     server = close(5, 0)
     found = seen_sessions(Held(either, {"flow_closes": [*rows, server]}))
-    assert [*OPEN_COLUMNS, "date", "hour"] == found.columns
+    assert [*MADE_COLUMNS, "date", "hour"] == found.columns
     # Times as microseconds: `collect` would give the zone of this machine.
     text = "SELECT *, unix_micros(opened_at) AS opened_us, unix_micros(closed_at) AS closed_us FROM found"
     table = run_text(text, {"found": found}).collect()
