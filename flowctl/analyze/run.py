@@ -83,6 +83,9 @@ AT_A_TIME: Final = 2
 """Parts, or answers, that are made at a time: one is planned, by one core, while another is computed."""
 _OF_DUCKDB: Final = " duckdb"
 """Ends `MadePart.made_with` of parts with sketches, which are another thing there than Spark's."""
+BATCH_BYTES: Final = 128 << 20
+"""Most size of records of which DuckDB makes parts at a time, whole hours: its lists of values cannot go to the disk.
+Those of 1.4 GB at once did not fit into 1 GiB."""
 SMALL_BYTES: Final = 32 << 20
 """Largest size on disk of parts that pandas is used for: they take 200 MB of memory at most."""
 
@@ -447,7 +450,7 @@ class _AnalysisRun:
             for table, told in known.accounts.items()
             if told["rows_out"]
         )
-        for group, names in groups.items():
+        for group, names in [(some, names) for hours, names in groups.items() for some in _batches(hours, there)]:
             records = Read(read.session, read.listing, read.now_us, read_before)
             broken: dict[str, FlowctlError] = {}
             spark = self.session()
@@ -764,6 +767,19 @@ def _each(names: Sequence[str], make: Callable[[str], _Of], then: Callable[[_Of]
             then(future.result())
     finally:
         left.clear()
+
+
+def _batches(hours: Sequence[Hour], there: Mapping[Hour, Sequence[tuple[File, Facts]]]) -> Iterator[tuple[Hour, ...]]:
+    """Yield hours of which parts are made at a time, see `BATCH_BYTES`; Spark makes all in one query."""
+    batch, size_bytes = list[Hour](), 0
+    for hour in hours:
+        more_bytes = sum(file.size_bytes for file, _ in there[hour])
+        if batch and running() == DUCKDB and size_bytes + more_bytes > BATCH_BYTES:
+            yield tuple(batch)
+            batch, size_bytes = [], 0
+        batch.append(hour)
+        size_bytes += more_bytes
+    yield tuple(batch)
 
 
 def _needed(job: AnalysisJob) -> tuple[str, ...]:

@@ -143,6 +143,36 @@ def test_duckdb_when_a_text_is_not_utf8_puts_its_file_aside(tmp_path):
     assert "UTF8" in line
 
 
+def test_duckdb_when_records_are_many_makes_parts_of_some_hours_at_a_time(tmp_path, monkeypatch):
+    """Parts of sketches are lists of all values, which do not go to the disk."""
+    from flowctl.analyze import run as runner
+    from flowctl.analyze.duck.session import session
+
+    for hour in range(3):
+        write_closes(
+            tmp_path / "ev",
+            [close(3600 * hour + 20, 2 * hour + 1), close(3600 * hour + 21, 2 * hour + 2)],
+            hour=f"{12 + hour}",
+        )
+    entered: list[int] = []
+    enter = runner.Read.enter
+    monkeypatch.setattr(
+        runner.Read, "enter", lambda self, judged: enter(self, seen := [*judged]) or entered.append(len(seen))
+    )
+
+    def rows(out):
+        with engine.using("duckdb"), session() as database:
+            result = runner.run(database, str(tmp_path / "ev"), str(tmp_path / out), ["experience"])
+        assert result.failed == []
+        return sorted(pq.read_table(result.outputs["experience"]).to_pylist(), key=lambda row: (row["by"], row["key"]))
+
+    whole = rows("whole")
+    assert entered == [3]
+    monkeypatch.setattr(runner, "BATCH_BYTES", 1)
+    assert rows("batches") == whole
+    assert entered == [3, 1, 1, 1]
+
+
 def test_sessions_when_more_of_a_close_is_wanted_are_joined_as_documented(tmp_path, monkeypatch):
     import duckdb
 
