@@ -30,8 +30,8 @@ HELD = "1.0 GiB of 8.0 GiB of memory"
         (None, {}, "duckdb", f"63.0 MiB of records, on this machine; it takes up to {HELD}"),
         ("auto", {"size_bytes": None}, "duckdb", f"no records are read, on this machine; it takes up to {HELD}"),
         (
-            *(None, {"size_bytes": MEMORY_BYTES}, "spark"),
-            f"1.0 GiB of records; up to 1.0 GiB it would be duckdb, with {HELD}",
+            *(None, {"size_bytes": MEMORY_BYTES // 2}, "spark"),
+            f"512 MiB of records; up to 512 MiB it would be duckdb, with {HELD}",
         ),
         (
             *(None, {"size_bytes": 700 << 20, "memory_bytes": 1 << 30}, "duckdb"),
