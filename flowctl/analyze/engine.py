@@ -32,9 +32,6 @@ MEMORY_BYTES: Final = 1 << 30
 """Most memory of DuckDB's queries, half of the machine's or of the container's at most; beyond, they use the disk. With
 Python and what DuckDB does not count a run of 342 MB of closes took 1.5 GB, and with a bound of 4 GiB 1.9 in the same
 time."""
-RECORDS_OF_MEMORY: Final = 0.5
-"""Most size of records, by that of DuckDB's memory, up to which it is chosen. It is faster at every size that was
-measured, but exact quantiles are of lists that cannot go to the disk: `experience` of 1.4 GB did not fit into 1 GiB."""
 SPARK_BYTES: Final = 3 << 30
 """Least memory of a machine on which Spark is chosen for size: the 2 GiB of its driver, Java itself and Python."""
 _PACKAGES: Final = {SPARK: "pyspark", DUCKDB: "duckdb"}
@@ -53,6 +50,8 @@ class EngineChoice(NamedTuple):
 def machine_bytes(root: Path = Path("/")) -> int:
     """Return the memory of this machine, or what a container, a service or a batch system leaves of it."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(KeyError, ValueError):  # https://slurm.schedmd.com/sbatch.html; in MiB
+        found.append(int(os.environ["SLURM_MEM_PER_NODE"]) << 20)
     with contextlib.suppress(OSError):  # not Linux
         for line in (root / "proc/self/cgroup").read_text("ascii").splitlines():
             _, kinds, group = line.split(":", 2)
@@ -66,7 +65,11 @@ def machine_bytes(root: Path = Path("/")) -> int:
 
 
 def duckdb_bytes(memory_bytes: int) -> int:
-    """Return how much memory DuckDB takes of so much: `MEMORY_BYTES`, or half of it."""
+    """Return how much memory DuckDB takes of so much: `MEMORY_BYTES`, or half of it.
+
+    It is chosen for records of up to half of that. It is faster at every size that was measured, but exact quantiles
+    are of lists that cannot go to the disk: `experience` of 1.4 GB did not fit into 1 GiB.
+    """
     return min(MEMORY_BYTES, memory_bytes // 2)
 
 
@@ -109,13 +112,12 @@ def choose(
     memory_bytes = machine_bytes() if memory_bytes is None else memory_bytes
     bound_bytes = duckdb_bytes(memory_bytes)
     held = f"{format_size(bound_bytes)} of {format_size(memory_bytes)} of memory"
-    if (size_bytes or 0) < RECORDS_OF_MEMORY * bound_bytes:
+    if (size_bytes or 0) < bound_bytes // 2:
         return EngineChoice(DUCKDB, f"{size}, on this machine; it takes up to {held}")
     if memory_bytes < SPARK_BYTES:
         least = format_size(SPARK_BYTES)
         return EngineChoice(DUCKDB, f"{size}; beyond {held} it uses the disk, and Spark would take {least}")
-    most = format_size(RECORDS_OF_MEMORY * bound_bytes)
-    return EngineChoice(SPARK, f"{size}; up to {most} it would be {DUCKDB}, with {held}")
+    return EngineChoice(SPARK, f"{size}; up to {format_size(bound_bytes // 2)} it would be {DUCKDB}, with {held}")
 
 
 def check_available(engine: str) -> None:

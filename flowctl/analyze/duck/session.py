@@ -21,7 +21,6 @@ from flowctl.analyze.duck.dialect import translated
 from flowctl.analyze.duck.frame import DataFrame, DuckError
 from flowctl.analyze.duck.macros import MACROS, TYPES
 from flowctl.analyze.engine import duckdb_bytes, machine_bytes
-from flowctl.units import parse_size
 
 ROW_GROUP: Final = 122_880
 _GONE: Final = re.compile(r"No files found|[Cc]annot open file")
@@ -35,15 +34,12 @@ class DuckSession:
     """An open database, in memory."""
 
     def __init__(self) -> None:
-        settings: dict[str, Any] = {"threads": self.defaultParallelism}
+        memory = f"{duckdb_bytes(machine_bytes()) >> 20}MiB"  # by itself it takes 80 % of what is there
+        settings: dict[str, Any] = {"threads": self.defaultParallelism, "memory_limit": memory}
         settings |= {"enable_external_file_cache": False}  # a file that is damaged later would be the one that was read
         # Nothing is fetched from the network: what is used comes with the package.
         settings |= {"preserve_insertion_order": False, "autoinstall_known_extensions": False}
         self._database = duckdb.connect(":memory:", config=settings)
-        # By itself DuckDB takes 80 % of the memory, and knows of how much a batch system gives.
-        ((chosen,),) = self._database.execute("SELECT current_setting('memory_limit')").fetchall()
-        most = min(duckdb_bytes(machine_bytes()), parse_size(chosen) * 5 // 8)
-        self._database.execute(f"SET memory_limit = '{most >> 20}MiB'")
         self._database.execute(";".join(f"CREATE MACRO spark_{name}{body}" for name, body in MACROS.items()))
         self._numbers = itertools.count()
         self._lock = threading.Lock()

@@ -27,7 +27,7 @@ SPARK: Final[Group] = {
     "json": JobOption("Write the result as one JSON object."),
 }
 ENGINE: Final[Group] = {
-    "engine": JobOption("auto, duckdb or spark. Default: auto, which is duckdb for less than 1 GiB here.", "NAME"),
+    "engine": JobOption("auto, duckdb or spark. Default: auto, which is duckdb for what fits memory here.", "NAME"),
     "tables": JobOption("Name the results in Spark's catalog, as tables of this database.", "DATABASE"),
 }
 WINDOW: Final[Group] = {
