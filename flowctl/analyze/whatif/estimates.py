@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from flowctl.analyze.whatif.trials import DELAY, GONE, PEAK, Sums, Trial
+from flowctl.analyze.whatif.trials import DELAY, LIVED, PEAK, Sums, Trial
 from flowctl.records.flight.whatif.types import bucket_ms
 
 AGAIN: Final = 200
@@ -25,9 +25,9 @@ SURE: Final = 1.645
 _MOST_DELAY_MS: Final = 10_000.0
 """Delay from which a later picture is no worse, and which a viewer counts with that was cut."""
 JUDGED: Final = ("cut", "missed", "late", "delay", "join")
-"""What choices are judged by, over honest viewers in trouble: the share that is cut; of what they should have had, what
-they did not get; p95 of the delay and its mean, with the time after a cut as the longest; mean time to the first
-picture."""
+"""What choices are judged by, over honest viewers in trouble: the share that is cut, or leaves before its line comes
+back; of the others, what they did not get of what they should have had; p95 of the delay and its mean, with the time
+after a cut as the longest; mean time to the first picture."""
 Change = dict[str, tuple[float, float]]
 """How much more than in force, and how far off that may be; delays and joins as shares of what they are in force."""
 
@@ -53,13 +53,8 @@ def estimates(
     """
     names = sorted({name for some in trials for trial in some for end in trial.ends for one in end for name in one})
     place = {name: number for number, name in enumerate(names)}
-    cube = np.zeros((2, len(trials), choices, len(names)))
-    for number, some in enumerate(trials):
-        for trial in some:
-            for end, found in enumerate(trial.ends):
-                for choice in range(choices):
-                    for name, value in found[choice if len(found) > 1 else 0].items():
-                        cube[end, number, choice, place[name]] += value / len(some)
+    cube = _means(trials, choices, place)
+    once = _means([some[:1] for some in trials], 1, place)  # as it was recorded, which counts for the choice in force
     of = np.asarray(strata, dtype=int)
     tried = {stratum: int((of == stratum).sum()) for stratum in sizes}
     weight = np.asarray([sizes[stratum] / tried[stratum] for stratum in strata])
@@ -68,21 +63,34 @@ def estimates(
     for stratum, count in tried.items():
         if count:
             crowds[1:, of == stratum] *= chance.multinomial(count, np.full(count, 1 / count), size=AGAIN)
-    figures = [_Figures(part, place, crowds, calm) for part in cube]
+    of_all, of_once = ([_Figures(part, place, crowds, calm) for part in some] for some in (cube, once))
     made = []
     for choice in range(choices):
-        totals = {name: float((cube[:, :, choice, at] * weight).sum(axis=1).mean()) for name, at in place.items()}
+        figures, values = (of_all, cube[:, :, choice]) if choice else (of_once, once[:, :, 0])
+        totals = {name: float((values[:, :, at] * weight).sum(axis=1).mean()) for name, at in place.items()}
         for name, value in calm.items():
             totals[name] = totals.get(name, 0.0) + value
         if PEAK in place and len(trials):
-            totals[PEAK] = float(cube[:, :, choice, place[PEAK]].max())
+            totals[PEAK] = float(values[:, :, place[PEAK]].max())
         cut, honest = (
             _bounds([one.of(name)[:, choice] @ weight for one in figures], len(trials), float(sum(weight)))
             for name in ("disconnected", "honest_disconnected")
         )
         dropped, p95 = (_span([getattr(one, name)[:, choice] for one in figures]) for name in ("dropped", "p95"))
-        made.append(Estimate(totals, cut, honest, dropped, p95, (figures[0].change(choice), figures[1].change(choice))))
+        made.append(Estimate(totals, cut, honest, dropped, p95, (of_all[0].change(choice), of_all[1].change(choice))))
     return made
+
+
+def _means(trials: Sequence[Sequence[Trial]], choices: int, place: Mapping[str, int]) -> Any:
+    """Return the mean of the trials of each viewer, by end, viewer, choice and measure."""
+    cube = np.zeros((2, len(trials), choices, len(place)))
+    for number, some in enumerate(trials):
+        for trial in some:
+            for end, found in enumerate(trial.ends):
+                for choice in range(choices):
+                    for name, value in found[choice if len(found) > 1 else 0].items():
+                        cube[end, number, choice, place[name]] += value / len(some)
+    return cube
 
 
 class _Figures:
@@ -103,16 +111,14 @@ class _Figures:
             total("join_us")
         )
         self.dropped = ratio(drops, total("offered_messages") + calm["offered_messages"])
-        buckets = {int(name.partition(".")[2]) for name in (*place, *calm) if name.startswith((DELAY, GONE))}
+        buckets = {int(name.partition(".")[2]) for name in (*place, *calm) if name.startswith((DELAY, LIVED))}
         order = sorted(buckets)
         watched = np.stack([total(f"{DELAY}{bucket}") + calm[f"{DELAY}{bucket}"] for bucket in order], axis=-1)
         self.p95 = _quantile(watched, order)
-        whole = np.stack(
-            [total(f"{DELAY}{bucket}", honest) + total(f"gone.{bucket}", honest) for bucket in order], axis=-1
-        )
+        whole = np.stack([total(f"{LIVED}{bucket}", honest) for bucket in order], axis=-1)
         ms = np.minimum([bucket_ms(bucket) for bucket in order], _MOST_DELAY_MS)
         self.judged = {
-            "cut": ratio(total("honest_disconnected", honest), total("viewers", honest)),
+            "cut": ratio(total("honest_lost", honest), total("viewers", honest)),
             "missed": ratio(total("missed", honest), total("wanted", honest)),
             "late": np.minimum(_quantile(whole, order), _MOST_DELAY_MS),
             "delay": ratio(whole @ ms, whole.sum(axis=-1)),

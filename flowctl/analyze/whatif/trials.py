@@ -37,8 +37,9 @@ PEAK: Final = "memory_peak_bytes"
 """Measure of which the largest value counts, not the sum."""
 DELAY: Final = "delay."
 """Prefix of the measures of time per delay bucket, in microseconds."""
-GONE: Final = f"gone.{delay_bucket(3_600_000)}"
-"""Measure of the time after a cut, as a delay beyond all others."""
+LIVED: Final = "lived."
+"""The same of those who would still be there; the time after a cut is of the largest."""
+_CUT_BUCKET: Final = delay_bucket(3_600_000)
 DRAWS: Final = 4
 """Times that what would have followed a cut is drawn."""
 _LATER_S: Final = 0.3
@@ -78,6 +79,8 @@ class Lives:
         seen = -min(stalls[-1], 0) / 1e6 if stalls else 0.0
         if not seen:
             return Draw((0.0, 0.0), stays_s, number * _LATER_S)
+        if seen >= self._extend_s:  # who has seen nothing for so long has left, whatever its line does
+            return Draw((math.inf, math.inf), stays_s, number * _LATER_S)
         known = self._stalls[number]
         rest = known.rest(seen, chance.random())
         ends = (max(known.longest - seen, 0.0), math.inf) if rest is None else (rest, rest)
@@ -116,7 +119,11 @@ def viewer_of(row: Mapping[str, Any], stays_s: float, rest_s: float | None, late
 
 
 def _tried(rows: Rows, choices: Sequence[Choice], draw: Draw, rest_s: float) -> list[Sums]:
-    """Return the sums of one viewer. Once a choice has closed it, what comes later is missed."""
+    """Return the sums of one viewer. Once a choice has closed it, what comes later is missed.
+
+    One whose line stands still for as long as it would have stayed is lost, whether a choice closes it or not, and
+    nothing else is judged of it: else the widest limits would be best, which keep the dead for longer than is tried.
+    """
     recorded = [viewer_of(row, draw.stays_s, rest_s, draw.later_s) for row in rows]
     refused = any(viewer is not None and viewer.refused for viewer in recorded)
     totals = [Sums() for _ in (choices if refused else choices[:1])]
@@ -125,7 +132,7 @@ def _tried(rows: Rows, choices: Sequence[Choice], draw: Draw, rest_s: float) -> 
         calm = Sums(dict(row["calm"] or ()))
         left = [number for number, total in enumerate(totals) if not total["disconnected"]]
         for number in left:
-            totals[number].update(calm)
+            totals[number].update(calm, got=calm["offered_messages"])
         wanted, whole_us = wanted + calm["offered_messages"], whole_us + calm["watched_us"]
         if viewer is None:
             continue
@@ -140,18 +147,23 @@ def _tried(rows: Rows, choices: Sequence[Choice], draw: Draw, rest_s: float) -> 
                 total.update(joins=1, join_us=_us(outcome.joined_s))
             total["assumed_us"] += max(_us(outcome.watched_s) - int(row["ended_us"]), 0)
             total[PEAK] = peak
-    if in_force(rows[0].get("settings")) == choices[0]:
+    # A line that is later meets the stream at another moment: it need not do what was recorded.
+    if not draw.later_s and in_force(rows[0].get("settings")) == choices[0]:
         _calibrate(rows[-1].get("recorded"), totals)
-    honest = not refused or _honest(rows, recorded)
+    honest, gone = not refused or _honest(rows, recorded), 0 < rest_s >= draw.stays_s
     # The kernel refuses something to most viewers as they join: in trouble is who then loses messages or is cut.
     troubled = any(totals[0][name] for name in ("disconnected", *DROPS))
     for total in totals:
         watched_s, closed = total["watched_us"] / 1e6, total["disconnected"]
         total["memory_mean_bytes"] = round(total.pop("held_byte_ms", 0) / 1000 / watched_s) if watched_s else 0
         total.update(viewers=1, honest=honest, honest_disconnected=closed and honest, troubled=troubled)
-        total["wanted"], total[GONE] = wanted, max(whole_us - total["watched_us"], 0)
-        got = total["offered_messages"] - sum(total[name] for name in DROPS)
-        total["missed"] = min(max(wanted - got, 0), wanted)
+        total["honest_lost"] = honest and (closed or gone)
+        if not gone:
+            lived = {name.replace(DELAY, LIVED): us for name, us in total.items() if name.startswith(DELAY)}
+            total.update(lived)
+            total[f"{LIVED}{_CUT_BUCKET}"] += max(whole_us - total["watched_us"], 0)
+            got = min(total["got"], total["offered_messages"] - sum(total[name] for name in DROPS))
+            total.update(wanted=wanted, missed=min(max(wanted - got, 0), wanted))
     return totals
 
 
@@ -179,6 +191,7 @@ def of_outcome(outcome: ChoiceOutcome) -> dict[str, int]:
         "stall_us": _us(outcome.stall_s),
         "held_byte_ms": round(outcome.memory_byte_s * 1000),
         "offered_messages": sum(outcome.offered_messages),
+        "got": sum(outcome.sent_messages),
         **dict(zip(DROPS, outcome.dropped_messages, strict=True)),
         "key_offered": outcome.offered_messages[_KEY],
         "key_sent": outcome.sent_messages[_KEY],

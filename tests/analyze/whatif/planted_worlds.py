@@ -7,6 +7,7 @@ under limits is the same, up to where these cut it.
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 from flowctl.analyze.whatif.job import grouped
 from flowctl.analyze.whatif.stretches import STRETCH_COLUMNS, of_events, stall_columns
+from flowctl.analyze.whatif.trials import DROPS
 from flowctl.core.flow.state import MessageClass
 from flowctl.records.flight.whatif.engine import evaluate
 from flowctl.records.flight.whatif.types import (
@@ -27,6 +29,7 @@ from flowctl.records.flight.whatif.types import (
     quantile_ms,
 )
 from flowctl.records.flight.whatif.viewing import StreamAndLink
+from flowctl.records.flight.words import limits_as_dict
 
 KEY, INTER, AUDIO = int(MessageClass.KEY), int(MessageClass.INTER), int(MessageClass.AUDIO)
 FRAMES_PER_S, GOP_S, RATE, KERNEL_BYTES, SECONDS = 5, 2, 20_000.0, 6_000, 40.0
@@ -72,6 +75,8 @@ def viewer(world: World, chance: random.Random, seconds: float = SECONDS) -> Rec
 
 def recorded(crowd: list[RecordedViewer], choice: Choice):
     """Return what a server under `choice` records of the crowd."""
+    times = {name: getattr(choice, name) for name in ("stuck_s", "soft_too_long_s", "return_after_s")}
+    settings = json.dumps({"limits": limits_as_dict(choice.limits), "policy": choice.policy, **times})
     rows = []
     for number, one in enumerate(crowd):
         (outcome,) = evaluate(one, [choice])
@@ -80,7 +85,10 @@ def recorded(crowd: list[RecordedViewer], choice: Choice):
         link = StreamAndLink([event for event in one.events if event[0] <= ended], 0, 0, ended, reason)
         found = list(of_events(link, 1e9))
         found[0] |= stall_columns(link)
+        drops = dict(zip(DROPS, outcome.dropped_messages, strict=True))
+        found[-1]["recorded"] = [*(drops | {"disconnected": int(outcome.closed is not None)}).items()]
         head = {"node": "n", "conn_id": number, "picked": random.Random(number).getrandbits(62), "at": 0}
+        head["settings"] = settings
         rows += [EMPTY | {"ended_us": 0} | head | {k: v for k, v in row.items() if k != "whole"} for row in found]
     return grouped(sorted(rows, key=lambda row: (row["picked"], row["conn_id"], row["at"])))
 

@@ -87,6 +87,25 @@ def test_advice_when_no_stall_of_such_length_ever_ended_is_to_widen_and_look():
     assert within(looked.rows[1], "disconnected", truth(people, TIGHT).cut)
 
 
+def test_advice_when_lines_are_dead_for_good_stops_to_widen_when_nobody_would_have_waited():
+    """Else each hour would ask for wider limits than the last, which keep the dead for minutes and all they queue."""
+    world = World("dead", lambda _: 1e9, every_s=20, share=0.4)
+    present, rounds = MIDDLING, 0
+    while True:
+        chance = random.Random(f"dead {rounds}")
+        people = [viewer(world, chance, seconds=120.0) for _ in range(16)]
+        found = advise(recorded(people, present), default_grid(present), WhatifOptions(), trials=ALL)
+        if found.pick.row["in_force"]:
+            break
+        rounds += 1
+        present = default_grid(present)[found.pick.row["choice_id"]]
+        assert rounds <= 4, present
+    assert found.pick.known
+    assert found.rows[0]["disconnected"] > 0
+    assert present.limits.age_ms.hard <= 60_000
+    assert rounds >= 1  # up to there, nobody knows
+
+
 def test_advice_when_time_is_short_is_of_whom_it_tried_and_says_how_far_off_it_may_be():
     people = crowd(WORLDS[0], 0)
     seen = recorded(people, TIGHT)
