@@ -28,7 +28,7 @@ SIDE = LoopRun(
     abusers_refused=0,
     refusals=0,
 )
-BETTER = dataclasses.replace(SIDE, slow_cut=3, abusers_refused=4, refusals=9)
+BETTER = dataclasses.replace(SIDE, limits="wider", slow_cut=3, abusers_refused=4, refusals=9)
 
 
 def compared(after, before=SIDE, *, same_process=True):
@@ -39,6 +39,7 @@ def compared(after, before=SIDE, *, same_process=True):
     ("comparison", "fault"),
     [
         (compared(dataclasses.replace(BETTER, slow_cut=4)), "honest slow viewers cut: 6 before, 4 after"),
+        (compared(dataclasses.replace(BETTER, limits="l", slow_cut=8)), "honest slow viewers cut: 6 before, 8 after"),
         (compared(BETTER, dataclasses.replace(SIDE, slow_cut=0)), "there was nothing to mend"),
         (compared(dataclasses.replace(BETTER, abusers_refused=3)), "3 of 4 abusers were refused"),
         (compared(dataclasses.replace(BETTER, honest_refused=1)), "1 honest viewers were refused"),
@@ -52,6 +53,12 @@ def test_comparison_when_one_thing_is_not_better_fails_and_says_which(comparison
     assert fault in comparison.faults[0]
     assert comparison.lines()[-2:] == ["FAILED:", f"  {comparison.faults[0]}"]
     assert comparison.as_dict()["passed"] is False
+
+
+def test_comparison_when_the_advice_was_to_keep_the_limits_passes_with_as_many_cut():
+    comparison = compared(dataclasses.replace(BETTER, limits="l", slow_cut=7))
+    assert comparison.faults == []
+    assert comparison.lines()[-1].startswith("passed: limits kept as was advised")
 
 
 def test_comparison_when_all_is_better_shows_both_sides():

@@ -41,15 +41,21 @@ class Estimate(NamedTuple):
     dropped_share: tuple[float, float]
     delay_p95_ms: tuple[float, float]
     changes: tuple[Change, Change]  # at both ends
+    on_time: tuple[bool, bool]  # whether p95 of the delay is within the target then
 
 
 def estimates(
-    calm: Sums, sizes: Mapping[int, int], strata: Sequence[int], trials: Sequence[Sequence[Trial]], choices: int
+    calm: Sums,
+    sizes: Mapping[int, int],
+    strata: Sequence[int],
+    trials: Sequence[Sequence[Trial]],
+    choices: int,
+    on_time_s: float,
 ) -> list[Estimate]:
     """Return what each choice does.
 
     `calm` are the sums of those that always kept up, `sizes` how many viewers there are of each other stratum, `strata`
-    and `trials` those of each viewer that was tried.
+    and `trials` those of each viewer that was tried; `on_time_s` is the target delay.
     """
     names = sorted({name for some in trials for trial in some for end in trial.ends for one in end for name in one})
     place = {name: number for number, name in enumerate(names)}
@@ -77,7 +83,9 @@ def estimates(
             for name in ("disconnected", "honest_disconnected")
         )
         dropped, p95 = (_span([getattr(one, name)[:, choice] for one in figures]) for name in ("dropped", "p95"))
-        made.append(Estimate(totals, cut, honest, dropped, p95, (of_all[0].change(choice), of_all[1].change(choice))))
+        changes = (of_all[0].change(choice), of_all[1].change(choice))
+        low, high = (bool(one.judged["late"][0, choice] <= on_time_s * 1000) for one in of_all)
+        made.append(Estimate(totals, cut, honest, dropped, p95, changes, (low, high)))
     return made
 
 

@@ -227,7 +227,9 @@ def advise(
     del sizes[CALM]
     for stratum in [stratum for stratum in sizes if strata and stratum not in strata]:
         sizes[strata[0]] += sizes.pop(stratum)  # there was no time for any of it
-    found = estimates(calm, sizes, strata, list(of_viewer.values()), len(choices))
+    needs = stream_needs(viewers)
+    on_time_s = target_s(choices[0].limits.target_delay_ms, needs[2])
+    found = estimates(calm, sizes, strata, list(of_viewer.values()), len(choices), on_time_s)
     unseen = any(low != high for _, _, ((low, high), *_) in work[: len(done)])
     rows = [
         _row(number, choice, one, sampled_share, unseen=unseen)
@@ -236,7 +238,6 @@ def advise(
     for row, on_front in zip(rows, mark_front(rows), strict=True):
         row["on_front"] = on_front
     # A limits file cannot say another policy than the one in force, nor renditions; and it needs room for its wait.
-    needs = stream_needs(viewers)
     fit = [
         number
         for number, choice in enumerate(choices)

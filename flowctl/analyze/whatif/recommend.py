@@ -2,7 +2,8 @@
 
 ``balanced`` advises another choice only where that makes nothing worse: honest viewers cut, pictures missed, delay and
 time to the first picture, over the same time of the same viewers, at both ends of what is not known. It has to bring
-more than the error of what it brings. Of several, the one that cuts fewest is taken, then the one by which least is
+more than the error of what it brings. Where fewer are cut, a delay within the target counts for nothing: what arrives
+in it is on time for the server as well. Of several, the one that cuts fewest is taken, then the one by which least is
 missed, then the one with the least delay; memory decides between equals only. What brings something at one end alone is
 not known: then to widen the limits for an hour shows how stalls go on that are cut now.
 
@@ -14,7 +15,7 @@ the reason says so.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from flowctl.analyze.whatif.estimates import Change, Estimate
@@ -147,17 +148,20 @@ def gains(change: Change) -> list[str]:
     return [name for name, (more, error) in change.items() if -more > max(error, LEAST[name])]
 
 
-def _worse(change: Change) -> bool:
-    return any(more > LEAST[name] / 2 for name, (more, _) in change.items())
+def _worse(change: Change, but: Collection[str]) -> bool:
+    return any(more > LEAST[name] / 2 for name, (more, _) in change.items() if name not in but)
 
 
 def _balanced(rows: Sequence[Row], found: Sequence[Estimate]) -> Pick:
     known, open_ = [], []
     for row, one in zip(rows[1:], found[1:], strict=True):
-        if any(map(_worse, one.changes)):
-            continue
         low, high = (gains(change) for change in one.changes)
         cuts = ["cut" in some for some in (low, high)]
+        if any(
+            _worse(change, ("late", "delay") if any(cuts) and on_time else ())
+            for change, on_time in zip(one.changes, one.on_time, strict=True)
+        ):
+            continue
         if low and high and cuts[0] == cuts[1]:
             known.append((row, one, [name for name in low if name in high]))
         elif low or high:
@@ -187,7 +191,7 @@ _COSTS: Final = {
     "dropped_share": "messages dropped",
     "missed_share": "missed, after cuts too",
     "key_share": "key frames delivered",
-    "stall_share": "time stalled",
+    "stall_share": "time with a delay above a player's buffer",
     "delay_p50_ms": "delay p50",
     "delay_p95_ms": "delay p95",
     "delay_p99_ms": "delay p99",

@@ -47,10 +47,10 @@ def test_recommend_when_no_choice_keeps_the_bound_takes_the_closest_and_says_so(
     assert pick.why.startswith("NO choice")
 
 
-def estimate(low, high=None):
+def estimate(low, high=None, on_time=(False, False)):
     """Return what a choice changes at both ends, each (change, error) by measure; what is not named does not change."""
     still = dict.fromkeys(JUDGED, (0.0, 0.0))
-    return Estimate({}, *[(0.0, 0.0)] * 4, (still | low, still | (low if high is None else high)))
+    return Estimate({}, *[(0.0, 0.0)] * 4, (still | low, still | (low if high is None else high)), on_time)
 
 
 PRESENT = row(0), estimate({})
@@ -75,6 +75,16 @@ def test_recommend_when_anything_gets_worse_at_either_end_advises_another(name):
     for ends in ((worse, much), (much, worse), (worse, worse)):
         assert advice((row(1), estimate(*ends))).row["in_force"]
     assert advice((row(1), estimate(worse)), (row(2), estimate({"cut": (-0.2, 0.1)}))).row["choice_id"] == 2
+
+
+def test_recommend_when_fewer_are_cut_for_a_delay_within_the_target_advises_it():
+    """What arrives in the target delay is on time for the server too; for pictures alone nobody pays with delay."""
+    fewer, later = {"cut": (-0.3, 0.1)}, {"late": (0.4, 0.2), "delay": (0.5, 0.2)}
+    ends = (fewer, later | {"missed": (-0.04, 0.02)})
+    assert not advice((row(1), estimate(*ends, on_time=(False, True)))).known
+    assert advice((row(1), estimate(*ends, on_time=(True, False)))).row["in_force"]
+    assert advice((row(1), estimate(fewer | later, on_time=(True, True)))).row["choice_id"] == 1
+    assert advice((row(1), estimate(ends[1], on_time=(True, True)))).row["in_force"]
 
 
 def test_recommend_when_several_gain_takes_fewest_cut_then_least_missed_and_memory_last():
