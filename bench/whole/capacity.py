@@ -43,6 +43,7 @@ def one_point(viewers: int, seconds: float, bit_rate: str, slow_share: float, ro
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="flowctl-capacity-") as folder:
         serve = [sys.executable, "-m", "flowctl", "serve", "live", "--port", str(port), "--events", folder]
+        serve += ["--flights", "0"]
         serve += ["--set", f"events_rotate={rotate}"]
         log = Path(folder, "server.log").open("w", encoding="utf-8")  # noqa: SIM115 - ends with the folder
         with log, process(serve, stdout=subprocess.DEVNULL, stderr=log) as server:

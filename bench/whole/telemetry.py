@@ -42,7 +42,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run one kind once and return its figures."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(PROGRAMS / "live_server.py"), *KINDS[name]]
-        command += [] if name == "no records" else ["--events", folder]
+        command += [] if name == "no records" else ["--events", folder, "--flights", "0"]
         with process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
             port = int(read_json(server)["port"])
             base = resident_bytes([server.pid])

@@ -283,8 +283,8 @@ class _Loop:
         arguments = ["serve", "live", "--log-json", "--stats", "1s"]
         arguments += ["--limits", str(self._limits), "--bans", str(self._bans)]
         if self._events is not None:
-            # Every connection is recorded in full: with a crowd of tens, what-if has then the whole truth.
-            arguments += ["--events", str(self._events), "--flights", "100%"]
+            # Every connection is recorded in full: of a crowd of hundreds at most, what-if has then the whole truth.
+            arguments += ["--events", str(self._events), "--flights-at-once", "1000"]
             arguments += ["--set", f"events_rotate={_EVENTS_ROTATE_S:g}s"]
         with ServerProcesses(self._folder) as nodes:
             server = nodes.start("server", *arguments)

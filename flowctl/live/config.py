@@ -151,7 +151,8 @@ class LiveConfig(ServeOptions):
         penalties: what one address may do before it is limited, and then banned for a time.
         penalties_spare: addresses and networks that are never punished: monitors, the own office.
         events: what is recorded, and where to; without a folder, nothing.
-        flights: which connections are recorded so that they can be replayed; needs the folder of `events`.
+        flights: which connections are recorded so that they can be replayed; needs the folder of `events`; by
+            default all, 20 at a time.
         control: where operators reach the server; ``off``, or addresses with commas between them: ``ipc`` (a socket
             in the usual place), ``ipc:///path``, ``tcp://host:port``.
         control_keys: file with the key pair of the server, for ``tcp://``.
@@ -253,7 +254,7 @@ class LiveConfig(ServeOptions):
         super(LiveConfig, self).__post_init__()
         if self.policy not in LIVE_POLICIES:
             raise ConfigError(f"policy is {short(self.policy)}, it must be {_POLICY_NAMES}")
-        if self.flights.on and not self.events.folder:
+        if self.flights != FlightOptions() and not self.events.folder:
             raise ConfigError("flights are asked for, but nothing is recorded", hint="give events a folder as well")
         if not 0 <= self.flush_interval_s <= MOST_FLUSH_INTERVAL_S:  # or each viewer would learn of it
             raise ConfigError(

@@ -252,7 +252,7 @@ class LiveSettings(BaseModel):
     events_addresses: HowAddresses = _at("events.addresses", "Addresses of peers in records (truncated: /24, /48).")
     events_streams: HowStreams = _at("events.streams", "Names of streams in records; they may be keys.")
     events_key_file: File = _own("File with the key of the hashes; without it they differ after each restart.")
-    flights: Share = _at("flights.share", "Share of the connections to record for flowctl replay, such as 1%.")
+    flights: Share = _at("flights.share", "Share of the connections to record in full, for replay and what-if.")
     flights_at_once: Count = _at("flights.most_at_once", "Connections recorded at a time.")
 
     http: Places = _at("http", "Play streams over HTTP and WebSocket as FLV at host:port[,host:port].")

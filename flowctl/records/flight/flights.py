@@ -12,8 +12,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-import structlog
-
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outgoing.outbox import Transport
 from flowctl.core.sending.contract import SenderHost
@@ -22,8 +20,6 @@ from flowctl.records.flight.options import FlightOptions
 from flowctl.records.flight.recorded import RecordedSender
 from flowctl.records.flight.tape import FlightSink, Identity, Tape
 from flowctl.sender import Sender
-
-_log: Final = structlog.get_logger("flowctl.flight")
 
 _MOST_NEXT: Final = 100_000
 """Connections that may be asked for ahead: more is what a share is for."""
@@ -56,7 +52,6 @@ class Flights:
         self._identity = identity
         self._lock = OwnedLock()
         self._next = 0  # connections asked for; guarded by _lock
-        self._told = False  # that connections were passed over; guarded by _lock
         self._open: weakref.WeakSet[RecordedSender] = weakref.WeakSet()  # guarded by _lock
 
     def record_next(self, count: int) -> None:
@@ -97,10 +92,6 @@ class Flights:
             if not (wanted or asked_for):
                 return False
             full = sum(sender.recording for sender in self._open) >= self.options.most_at_once
-            first = full and not self._told
-            self._told |= full
             if not full:
                 self._next -= asked_for
-        if first:
-            _log.warning("flights passed over", at_once=self.options.most_at_once, set="flights_at_once")
         return not full

@@ -16,11 +16,11 @@ _MOST_NETWORKS: Final = 256
 class FlightOptions:
     """Which connections are recorded; immutable."""
 
-    share: float = 0.0
+    share: float = 1.0  # of the connections, as far as `most_at_once` allows
     addresses: tuple[Network, ...] = field(default=())
     # connections recorded at a time; each costs 1.3 to 2.1 ms of processor time per second more than one that keeps up
-    # in a cohort (docs/benchmarks.md), so that 50 are a tenth of a core
-    most_at_once: int = 50
+    # in a cohort (docs/benchmarks.md), and 0.8 kB a second on the disk, so that 20 are 3 % of a core and 1.4 GB a day
+    most_at_once: int = 20
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
@@ -29,11 +29,6 @@ class FlightOptions:
             raise ConfigError(f"the flights name {len(self.addresses)} networks, {_MOST_NETWORKS} are allowed")
         if not 1 <= self.most_at_once <= 100_000:
             raise ConfigError(f"flights_at_once is {self.most_at_once}, it must be 1 to 100000")
-
-    @property
-    def on(self) -> bool:
-        """Whether any connection is recorded without being asked for."""
-        return self.share > 0 or bool(self.addresses)
 
 
 def parse_networks(text: str, field: str = "addresses") -> tuple[Network, ...]:

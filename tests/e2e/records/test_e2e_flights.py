@@ -86,7 +86,7 @@ def test_flights_when_viewers_are_slow_on_two_threads_replay_identically(live, c
 def test_flights_when_asked_for_by_address_or_ahead_are_of_those_alone(live, clients, tmp_path):
     server = live(
         events=EventsOptions(folder=str(tmp_path), **PLAIN),
-        flights=FlightOptions(addresses=parse_networks("127.0.0.77")),
+        flights=FlightOptions(share=0.0, addresses=parse_networks("127.0.0.77")),
     )
     first = clients.play(server)
     wait_for_viewers(server, 1)

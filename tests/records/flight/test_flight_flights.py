@@ -61,7 +61,7 @@ def test_share_when_given_is_that_of_the_connections(share):
 
 
 def test_addresses_when_given_are_all_recorded():
-    flights = make(addresses=parse_networks("127.0.0.9, 10.0.0.0/8,2001:db8::/32"))
+    flights = make(share=0.0, addresses=parse_networks("127.0.0.9, 10.0.0.0/8,2001:db8::/32"))
     for address in ("127.0.0.9", "10.200.1.1", "2001:db8::5", "::ffff:10.1.1.1"):
         assert flights.wanted(1, address), address
     for address in ("127.0.0.8", "11.0.0.1", "2001:db9::5", "", "fe80::1%eth0"):
@@ -69,7 +69,7 @@ def test_addresses_when_given_are_all_recorded():
 
 
 def test_connections_when_asked_for_are_the_next_ones():
-    flights = make()
+    flights = make(share=0.0)
     assert recorded(flights, 1) is None
     flights.record_next(2)
     assert [recorded(flights, number) is not None for number in (2, 3, 4)] == [True, True, False]
