@@ -2,8 +2,8 @@
 
 Five tables are written, each below a folder of its own name, in files
 ``<table>/date=YYYY-MM-DD/hour=HH/<node>-<start>-<n>.parquet`` (UTC; zstd; date and hour are those of every row in the
-file, and are no columns of it). A file is written beside its place and renamed when it is complete; a name that begins
-with ``.`` or ``_`` is not data.
+file, of flights those of their begin, and are no columns of it). A file is written beside its place and renamed when it
+is complete; a name that begins with ``.`` or ``_`` is not data.
 
 - ``flow_closes``, one row per connection, when it has ended, with everything that is known of it then;
 - ``flow_opens``, the same columns for a connection that is still open: once soon after it asked to play, was given

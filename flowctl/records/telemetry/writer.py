@@ -80,13 +80,19 @@ class _WaitingPart:
     batch: pa.RecordBatch | None = None
 
     def by_hour(self) -> list[tuple[int, _WaitingPart]]:
-        """Return the rows of each hour since the epoch, in the order in which they came; made columns before."""
+        """Return the rows by hour since the epoch, each's own or its flight's, in the order in which they came.
+
+        They were made columns before.
+        """
         import pyarrow as pa
         import pyarrow.compute as pc
 
         if self.batch is None:
             return []
-        hours = pc.divide(self.batch["ts"].cast(pa.int64()), _HOUR_US)
+        began_us = self.batch["ts"].cast(pa.int64())
+        if "offset_us" in self.batch.schema.names:  # of a flight, which is one whole
+            began_us = pc.subtract(began_us, self.batch["offset_us"])
+        hours = pc.divide(began_us, _HOUR_US)
         found: list[int] = pc.unique(hours).to_pylist()
         if len(found) == 1:
             return [(found[0], self)]

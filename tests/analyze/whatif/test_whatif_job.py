@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from datetime import timedelta
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from record_kit import at, close, event, write, write_closes
 
@@ -101,9 +104,6 @@ def test_run_when_no_viewer_was_recorded_says_how_many_were_cut_and_what_is_miss
 def test_run_when_flights_were_recorded_finds_what_was_done(either, tmp_path):
     recorded = write_flights(tmp_path / "events")
     source = next((tmp_path / "events").rglob("n-1-100.parquet"))
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     table = pq.read_table(source)
     names = {"node": "node-9", "conn_id": 9}
     torn = [{**row, **names} for row in table.to_pylist() if row["number"] != 3]
@@ -118,6 +118,30 @@ def test_run_when_flights_were_recorded_finds_what_was_done(either, tmp_path):
     assert by_force[False]["disconnected"] == 0
     assert summary["connections_not_evaluated"] == 1
     assert any("row 3 is missing" in line for line in warnings)
+
+
+def test_run_when_flights_were_written_hour_by_hour_takes_each_as_one(either, tmp_path):
+    """So did recorders before, and what came after the hour was lost: who was cut then was told to have kept up."""
+    recorded = write_flights(tmp_path / "events")
+    began, later = (tmp_path / "events" / "flight" / f"date=2023-11-14/hour={hour}" for hour in (22, 23))
+    later.mkdir()
+    hour = timedelta(hours=1)
+    for path in began.iterdir():
+        table = pq.read_table(path, partitioning=None)
+        turn = table["ts"][table.num_rows // 2].as_py()
+        times = [ts + hour if ts > turn else ts for ts in table["ts"].to_pylist()]
+        moved = table.set_column(
+            table.schema.get_field_index("ts"), "ts", pa.array(times, table.schema.field("ts").type)
+        )
+        after = [ts > turn for ts in table["ts"].to_pylist()]
+        for folder, kept in ((began, [not one for one in after]), (later, after)):
+            part = moved.filter(pa.array(kept)).replace_schema_metadata(
+                table.schema.metadata | {b"flowctl.uid": f"{folder.name} {path.name}".encode()}
+            )
+            pq.write_table(part, folder / path.name)
+    _, _, rows, _ = job(either, tmp_path, WhatifOptions(grid=GRID))
+    (present,) = [row for row in rows.values() if row["in_force"]]
+    assert present["disconnected"] == sum(closed for closed, _, _ in recorded.values())
 
 
 def test_run_when_a_grid_has_sets_tries_them_on_flights_and_recommends_limits_alone(either, tmp_path):

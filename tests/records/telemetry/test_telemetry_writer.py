@@ -153,6 +153,19 @@ def test_rows_when_of_several_hours_stand_in_the_folders_of_each(tmp_path, batch
     assert (books.written_rows, books.waiting_rows, table._bytes) == (len(told), 0, 0)
 
 
+def test_rows_of_a_flight_when_the_hour_turns_stay_in_the_folder_of_its_begin(tmp_path):
+    began_us = START_US // HOUR_US * HOUR_US + HOUR_US - 1_000_000
+    rows = [dict.fromkeys(FLIGHT.names) | {"ts": began_us + us, "offset_us": us} for us in (0, 999_999, 5_000_000)]
+    rows = [row | {"conn_id": 1, "number": number, "kind": "queued"} for number, row in enumerate(rows)]
+    made = recorder(tmp_path)
+    table = made._writers["flight"]
+    table.add_rows([tuple(row[name] for name in FLIGHT.names if name not in ("node", "seq")) for row in rows])
+    assert table.finish()
+    (path,) = files(tmp_path, "flight")
+    when = dt.datetime.fromtimestamp(began_us / 1e6, dt.UTC)
+    assert path.parent == tmp_path / f"flight/date={when:%Y-%m-%d}/hour={when:%H}"
+
+
 def test_rows_when_one_hour_cannot_be_written_are_kept_alone(tmp_path):
     made = recorder(tmp_path)
     table = made._writers["flow_events"]
