@@ -19,6 +19,7 @@ from flowctl.errors import ConfigError
 from flowctl.records.flight.options import FlightOptions
 from flowctl.records.flight.recorded import RecordedSender
 from flowctl.records.flight.tape import FlightSink, Identity, Tape
+from flowctl.records.flight.words import MICROSECONDS
 from flowctl.sender import Sender
 
 _MOST_NEXT: Final = 100_000
@@ -27,6 +28,10 @@ _HASH: Final = 0x9E3779B97F4A7C15
 _HASH_MASK: Final = 0xFFFFFFFFFFFFFFFF
 """Multiplying by 2^64 / golden ratio spreads consecutive numbers evenly (Knuth, TAOCP 3, 6.4): a share of 1 % takes
 about each hundredth connection, the same ones in each run, and not the first of each hundred."""
+
+IDLE_S: Final = 5.0
+"""Time for a connection to follow a stream; later its flight ends when a newcomer wants its place. Else connections
+that say nothing would have all places, at no cost."""
 
 
 class NumberedHost(SenderHost, Protocol):
@@ -77,7 +82,7 @@ class Flights:
 
     def make_sender(self, host: NumberedHost, transport: Transport, **settings: Any) -> Sender:
         number, peer = host.number, host.peer
-        if not self._take_place(number, peer[0]):
+        if not self._take_place(number, peer[0], host.now()):
             return Sender(host, transport, **settings)
         tape = Tape(self._sink, self._identity(number, peer, host.now()))
         sender = RecordedSender(host, transport, tape=tape, **settings)
@@ -85,13 +90,24 @@ class Flights:
             self._open.add(sender)
         return sender
 
-    def _take_place(self, number: int, address: str) -> bool:
+    def _take_place(self, number: int, address: str, now: float) -> bool:
+        """Return whether the connection is to be recorded, and there is room, or somebody makes some."""
         wanted = self.wanted(number, address)
         with self._lock:
             asked_for = self._next > 0
             if not (wanted or asked_for):
                 return False
-            full = sum(sender.recording for sender in self._open) >= self.options.most_at_once
+            recording = [sender for sender in self._open if sender.recording]
+            full, idle = len(recording) >= self.options.most_at_once, None
+            if full and (idle := next((sender for sender in recording if _is_idle(sender, now)), None)):
+                self._open.discard(idle)
+                full = False
             if not full:
                 self._next -= asked_for
+        if idle is not None:
+            idle.end_flight()
         return not full
+
+
+def _is_idle(sender: RecordedSender, now: float) -> bool:
+    return sender.following is None and now - sender.tape.began_us / MICROSECONDS >= IDLE_S

@@ -6,9 +6,11 @@ import pytest
 from flight_kit import Rows
 
 from flowctl.connection import Connection, Session
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.errors import ConfigError
 from flowctl.reasons import CloseReason
-from flowctl.records.flight.flights import Flights
+from flowctl.records.flight.flights import IDLE_S, Flights
 from flowctl.records.flight.options import FlightOptions, parse_networks
 from flowctl.records.flight.recorded import RecordedSender
 from flowctl.records.flight.tape import Identity
@@ -84,6 +86,18 @@ def test_flights_when_too_many_are_open_are_passed_over():
     senders[0].close(CloseReason.KICKED)
     fourth = recorded(flights, 4)
     assert fourth is not None
+
+
+def test_flights_when_all_are_of_peers_that_follow_nothing_make_room_for_newcomers():
+    """Connections that say nothing cost their owner nothing."""
+    flights, log = make(most_at_once=2), StreamLog("s")
+    hosts = [Peer(number) for number in range(3)]
+    playing, idle = (flights.make_sender(host, ScriptedTransport()) for host in hosts[:2])
+    playing.follow(Fanout(log, hosts[0].group))
+    assert not isinstance(flights.make_sender(hosts[2], ScriptedTransport()), RecordedSender)
+    hosts[2].group.clock.advance(IDLE_S)
+    assert isinstance(flights.make_sender(hosts[2], ScriptedTransport()), RecordedSender)
+    assert (playing.recording, idle.recording, idle.closed) == (True, False, False)
 
 
 def test_flights_when_the_recorder_is_full_are_cut():
