@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import duckdb
+
 from flowctl.analyze.engine import EngineError
 
 if TYPE_CHECKING:
@@ -59,12 +61,8 @@ class DataFrame:
 
     def mapInArrow(self, make: Callable[[Iterator[Any]], Iterator[Any]], ddl: str) -> DataFrame:
         """Return what a Python function makes of all rows: here and now, in one call."""
-        rows = iter(self.toArrow().to_batches())
-
-        def made() -> Iterator[Any]:
-            yield from make(rows)
-
-        return self._made(made(), ddl)
+        rows = (batch for piece in self.sparkSession.pieces(self) for batch in piece.to_batches())
+        return self._made(make(rows), ddl)
 
     def groupBy(self, *names: str) -> Groups:
         return Groups(self, names)
@@ -77,6 +75,8 @@ class DataFrame:
         schema = arrow_schema(dict(item.replace("`", "").split(" ", 1) for item in ddl.split(", ")))
         try:
             tables = [pa.Table.from_batches([batch]).select(schema.names).cast(schema) for batch in batches]
+        except (EngineError, duckdb.Error):
+            raise
         except Exception as error:
             line = (str(error).strip().splitlines() or [""])[0]
             raise DuckError(f"DuckDB failed: in Python: {type(error).__name__}: {line}"[:400]) from error
@@ -114,17 +114,22 @@ class Groups:
     names: tuple[str, ...]
 
     def applyInArrow(self, make: Callable[[Any], Any], ddl: str) -> DataFrame:
-        """Return what a Python function makes of the rows of each group."""
+        """Return what a Python function makes of the rows of each group, of which one at a time is in memory."""
+        import pyarrow as pa
+
         session, names = self.frame.sparkSession, ", ".join(self.names)
-        sql = f"SELECT * FROM ({self.frame.sql}) ORDER BY {names}"
-        rows = DataFrame(session, sql, self.frame.sources).toArrow()
-        keys = zip(*(rows[name].to_pylist() for name in self.names), strict=True)
+        rows = DataFrame(session, f"SELECT * FROM ({self.frame.sql}) ORDER BY {names}", self.frame.sources)
+
+        def runs() -> Iterator[tuple[Any, pa.Table]]:
+            for piece in session.pieces(rows):
+                begin = 0
+                for key, run in itertools.groupby(zip(*(piece[name].to_pylist() for name in self.names), strict=True)):
+                    length = sum(1 for _ in run)
+                    yield key, piece.slice(begin, length)
+                    begin += length
 
         def made() -> Iterator[Any]:
-            begin = 0
-            for _, group in itertools.groupby(keys):
-                length = sum(1 for _ in group)
-                yield from make(rows.slice(begin, length)).to_batches()
-                begin += length
+            for _, group in itertools.groupby(runs(), key=lambda run: run[0]):
+                yield from make(pa.concat_tables(part for _, part in group)).to_batches()
 
         return self.frame._made(made(), ddl)  # noqa: SLF001 - the other half of a frame

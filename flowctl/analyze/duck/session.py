@@ -23,6 +23,8 @@ from flowctl.analyze.duck.macros import MACROS, TYPES
 from flowctl.analyze.engine import duckdb_bytes, machine_bytes
 
 ROW_GROUP: Final = 122_880
+_PIECE_ROWS: Final = 1 << 16
+"""Rows that leave at a time where they are taken piece by piece."""
 _GONE: Final = re.compile(r"No files found|[Cc]annot open file")
 _GONE_HINT: Final = (
     "a file went away while it was read: the recorder removes its oldest files at events_max of disk; "
@@ -122,7 +124,8 @@ class DuckSession:
 
     def files(self, files: Sequence[str], kinds: Mapping[str, str], by: Sequence[str] = ()) -> DataFrame:
         """Return rows of files on this machine; a column that a file lacks is null, `by` are of its folders."""
-        names = ", ".join(_text(re.sub(r"([\[*?{])", r"[\1]", file)) for file in files)
+        # A backslash cannot be written in a pattern: whatever stands there is taken for it.
+        names = ", ".join(_text(re.sub(r"([\[*?{])", r"[\1]", file).replace("\\", "?")) for file in files)
         contract = ", ".join(
             f"{_text(name)}: {{name: {_text(name)}, type: '{_stored(kind)}', default_value: NULL}}"
             for name, kind in kinds.items()
@@ -157,18 +160,16 @@ class DuckSession:
             return {row[0]: row[1] for row in cursor.execute(f"DESCRIBE {frame.sql}").fetchall()}
 
     def arrow(self, frame: DataFrame) -> Any:
+        with self._cursor(frame.sources) as cursor:
+            return _typed(cursor.execute(f"SELECT * FROM ({frame.sql})").to_arrow_table())
+
+    def pieces(self, frame: DataFrame) -> Iterator[Any]:
+        """Yield the rows as tables, as they come: what sorts them uses the disk where memory is short."""
         import pyarrow as pa
 
         with self._cursor(frame.sources) as cursor:
-            found = cursor.execute(f"SELECT * FROM ({frame.sql})").to_arrow_table()
-        fields = []
-        for field in found.schema:
-            kind = pa.timestamp("us", "UTC") if field.type == pa.timestamp("us") else field.type
-            fields.append(field.with_type(pa.int64() if pa.types.is_decimal(kind) else kind))  # a wide sum
-        try:
-            return found.cast(pa.schema(fields))
-        except pa.ArrowInvalid as error:
-            raise DuckError(f"DuckDB failed: a sum does not fit 64 bits: {error}") from error
+            for batch in cursor.execute(f"SELECT * FROM ({frame.sql})").to_arrow_reader(_PIECE_ROWS):
+                yield _typed(pa.Table.from_batches([batch]))
 
     def kept(self, frame: DataFrame) -> DataFrame:
         """Make a table of a frame's rows; of a query of files alone there is one for all that ask."""
@@ -250,3 +251,17 @@ def mapped_errors() -> Iterator[None]:
     except duckdb.Error as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0][:400]
         raise DuckError(f"DuckDB failed: {line}", hint=_GONE_HINT if _GONE.search(line) else None) from error
+
+
+def _typed(found: Any) -> Any:
+    """Return a table of Arrow with times of a zone, and sums of 64 bits."""
+    import pyarrow as pa
+
+    fields = []
+    for field in found.schema:
+        kind = pa.timestamp("us", "UTC") if field.type == pa.timestamp("us") else field.type
+        fields.append(field.with_type(pa.int64() if pa.types.is_decimal(kind) else kind))  # a wide sum
+    try:
+        return found.cast(pa.schema(fields))
+    except pa.ArrowInvalid as error:
+        raise DuckError(f"DuckDB failed: a sum does not fit 64 bits: {error}") from error

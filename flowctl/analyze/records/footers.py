@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 
 from flowctl.analyze.records.checks import WORDED, Bounds, Check, checks_of, reasons
 from flowctl.analyze.records.window import Hour
-from flowctl.records.telemetry.schema import ARROW_TYPES, FORMAT, METADATA_PREFIX, TABLES, Kind
+from flowctl.records.telemetry.flightfiles import most_rows
+from flowctl.records.telemetry.schema import ARROW_TYPES, FLIGHT, FORMAT, METADATA_PREFIX, TABLES, Kind
 
 BATCH_ROWS: Final = 1 << 16
 MOST_UNPACKED_BYTES: Final = 256 << 20
@@ -131,8 +132,9 @@ def _footer(file: Any, source: Any, facts: Facts, table: str) -> tuple[Facts, di
         problem, detail = "other format", f"format {number!r}, this flowctl reads {FORMAT}"
     if problem is None and not codecs <= CODECS:
         problem, detail = "unknown codec", f"it is compressed by {', '.join(sorted(codecs - CODECS))}"
-    if problem is None and footer.num_rows > MOST_ROWS:
-        problem, detail = "too many rows", f"it has {footer.num_rows} rows, {MOST_ROWS} are read at most"
+    most = min(MOST_ROWS, most_rows(facts.size_bytes)) if table == FLIGHT.name else MOST_ROWS
+    if problem is None and footer.num_rows > most:
+        problem, detail = "too many rows", f"it has {footer.num_rows} rows, {most} are read at most"
     if problem is None and end > begin:
         problem, detail = "not Parquet or damaged", "a part of it is missing: its footer speaks of more than is there"
     facts = facts._replace(

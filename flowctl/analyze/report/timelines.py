@@ -28,6 +28,9 @@ MOST_HOURS: Final = 3
 """Most hours of a viewer that are read, its last: what became of it is there."""
 MOST_BYTES: Final = 64 << 20
 """Most octets of files of a table that are read, a second's work."""
+MOST_ROWS: Final = {"flight": 16_000_000}
+MOST_OTHER_ROWS: Final = 4_000_000
+"""Most rows of these files, for a few octets may say very many; of flights only whose they are is read."""
 MOST_POINTS: Final = 150
 """Most points of a timeline: each is four pixels of half a page."""
 _DROPS: Final = tuple(f"dropped_messages_{name}" for name in CLASS_NAMES)
@@ -85,6 +88,7 @@ def _read(storage: Storage, table: str, hours: Sequence[Hour], viewers: Sequence
         (info, of) for folder, of in folders.items() if storage.is_folder(folder) for _, info in storage.walk(folder)
     ]
     left, now_us = MOST_BYTES, int(time.time() * 1e6)
+    rows_left = MOST_ROWS.get(table, MOST_OTHER_ROWS)
     for info, hour in files:
         left -= info.size or 0
         if left < 0:
@@ -92,7 +96,9 @@ def _read(storage: Storage, table: str, hours: Sequence[Hour], viewers: Sequence
         name, bad = info.base_name, storage.strange(info)
         if not name.endswith(".parquet") or name.startswith((".", "_")) or bad:
             continue
-        if facts_of(storage.system, info.path, table, hour, now_us).usable:
+        facts = facts_of(storage.system, info.path, table, hour, now_us)
+        rows_left -= facts.rows or 0
+        if facts.usable and rows_left >= 0:
             with storage.system.open_input_file(info.path) as source:
                 for piece in pieces(opened(source, table), table, _COLUMNS[table]):
                     rows = piece.filter(pc.is_in(piece["conn_id"], numbers))

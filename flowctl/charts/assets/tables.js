@@ -18,7 +18,7 @@
   /* A text that a peer chose must not become a formula of the program that opens the file. */
   function quoted(value) {
     const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
-    return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+    return /[",;\t\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   }
 
   for (const table of document.querySelectorAll("table[data-name]")) {

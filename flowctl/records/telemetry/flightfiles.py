@@ -38,6 +38,13 @@ _ROWS_PER_BYTE: Final = 1
 _MOST_LOOSE_ROWS: Final = 50_000
 """Most rows of a file by its size, and beside it: a recorder's have 2 to 13 bytes each, and each takes its time to
 replay. A file in which many are alike could say an hour's work in some kB."""
+
+
+def most_rows(size_bytes: int) -> int:
+    """Return how many rows a file of flights of that size may have."""
+    return _ROWS_PER_BYTE * size_bytes + _MOST_LOOSE_ROWS
+
+
 _TEXT_PER_BYTE: Final = 64
 _MOST_LOOSE_TEXT_BYTES: Final = 16 * 1024 * 1024
 """The same for its text, written out: of a recorder's files some 13 bytes come of each."""
@@ -173,7 +180,7 @@ def _check_footer(path: Path, footer: Any) -> None:
     if footer.num_rows > _MOST_FILE_ROWS:
         raise DamagedFlightError(f"{path} has {footer.num_rows} rows, {_MOST_FILE_ROWS} are read at most")
     size_bytes = path.stat().st_size
-    most = _ROWS_PER_BYTE * size_bytes + _MOST_LOOSE_ROWS
+    most = most_rows(size_bytes)
     if footer.num_rows > most:
         raise DamagedFlightError(
             f"{path} has {footer.num_rows} rows in {size_bytes} bytes, of so many {most} rows are read at most",

@@ -22,7 +22,8 @@ from flowctl.analyze.records.checks import MOST_BY_COLUMN, MOST_COUNT, MOST_S, c
 from flowctl.analyze.records.footers import Facts, facts_of
 from flowctl.analyze.records.listing import list_records
 from flowctl.analyze.records.read import judged, look, meeting
-from flowctl.records.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_SAMPLES, TABLES
+from flowctl.records.telemetry.schema import FLIGHT, FLOW_CLOSES, FLOW_EVENTS, FLOW_SAMPLES, TABLES
+from flowctl.records.telemetry.writer import arrow_schema
 
 HOUR = ("2026-03-01", "12")
 NOW_US = int(at(7200).timestamp() * 1e6)
@@ -92,9 +93,14 @@ def test_files_when_they_are_links_out_pipes_or_devices_are_put_aside_unopened(t
 
 
 def test_facts_when_a_file_has_more_rows_or_footer_than_any_recorder_writes_are_of_a_bad_file(tmp_path, monkeypatch):
-    path = write(tmp_path, good(50))
+    path, flights = write(tmp_path, good(50)), arrow_schema(FLIGHT)
+    flights = pa.schema([field.with_nullable(True) for field in flights])
     monkeypatch.setattr(footers, "MOST_ROWS", 49)
     assert facts(path).problem == "too many rows"
+    monkeypatch.setattr(footers, "MOST_ROWS", 10**8)
+    alike = tmp_path / "alike.parquet"
+    pq.write_table(pa.table([pa.nulls(100_000, field.type) for field in flights], schema=flights), alike)
+    assert facts(alike, "flight").problem == "too many rows"  # as for replay: a few octets say so much
     monkeypatch.setattr(footers, "MOST_FOOTER_BYTES", 1000)
     assert (facts(path).problem, "1000 are read at most" in facts(path).detail) == ("not Parquet or damaged", True)
 

@@ -84,8 +84,10 @@ def test_timelines_when_files_are_odd_or_too_many_pass_over_them(events, tmp_pat
     assert timelines.timelines(str(events), [viewer(1, -86_400, -80_000)]) == []
     assert timelines.timelines(str(tmp_path / "nowhere"), [viewer(1)]) == []
     assert timelines.timelines("s3a://bucket/events", [viewer(1)]) == []
-    monkeypatch.setattr(timelines, "MOST_BYTES", 10)
-    assert timelines.timelines(str(events), [viewer(1)]) == []
+    for bound in ("MOST_OTHER_ROWS", "MOST_BYTES"):
+        with monkeypatch.context() as patched:
+            patched.setattr(timelines, bound, 1)
+            assert timelines.timelines(str(events), [viewer(1)]) == []
 
 
 def test_hours_when_a_viewer_was_there_for_long_are_its_last():
