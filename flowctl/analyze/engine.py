@@ -32,6 +32,8 @@ MEMORY_BYTES: Final = 1 << 30
 """Most memory of DuckDB's queries, half of the machine's or of the container's at most; beyond, they use the disk. With
 Python and what DuckDB does not count a run of 342 MB of closes took 1.5 GB, and with a bound of 4 GiB 1.9 in the same
 time."""
+BESIDE_BYTES: Final = 700 << 20
+"""What Python, Arrow and the engine itself take beside the memory of its queries, measured at 1 M events."""
 SPARK_BYTES: Final = 3 << 30
 """Least memory of a machine on which Spark is chosen for size: the 2 GiB of its driver, Java itself and Python."""
 _PACKAGES: Final = {SPARK: "pyspark", DUCKDB: "duckdb"}
@@ -65,12 +67,12 @@ def machine_bytes(root: Path = Path("/")) -> int:
 
 
 def duckdb_bytes(memory_bytes: int) -> int:
-    """Return how much memory DuckDB takes of so much: `MEMORY_BYTES`, or half of it.
+    """Return how much memory DuckDB's queries take of so much: `MEMORY_BYTES`, or half of it, or what Python leaves.
 
     It is chosen for records of up to half of that. It is faster at every size that was measured, but exact quantiles
     are of lists that cannot go to the disk: `experience` of 1.4 GB did not fit into 1 GiB.
     """
-    return min(MEMORY_BYTES, memory_bytes // 2)
+    return min(MEMORY_BYTES, memory_bytes // 2, max(memory_bytes - BESIDE_BYTES, 128 << 20))
 
 
 def choose(
@@ -111,7 +113,7 @@ def choose(
         return EngineChoice(SPARK, reason)
     memory_bytes = machine_bytes() if memory_bytes is None else memory_bytes
     bound_bytes = duckdb_bytes(memory_bytes)
-    held = f"{format_size(bound_bytes)} of {format_size(memory_bytes)} of memory"
+    held = f"{format_size(bound_bytes)} of {format_size(memory_bytes)} of memory for its queries"
     if (size_bytes or 0) < bound_bytes // 2:
         return EngineChoice(DUCKDB, f"{size}, on this machine; it takes up to {held}")
     if memory_bytes < SPARK_BYTES:

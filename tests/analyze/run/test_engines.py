@@ -21,7 +21,7 @@ from flowctl.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(900)  # starting Java on a machine that does much else takes minutes
 SMALL = {"size_bytes": 63 << 20, "local": True, "of_spark": [], "memory_bytes": 8 << 30}
-HELD = "1.0 GiB of 8.0 GiB of memory"
+HELD = "1.0 GiB of 8.0 GiB of memory for its queries"
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,8 @@ HELD = "1.0 GiB of 8.0 GiB of memory"
         ),
         (
             *(None, {"size_bytes": 700 << 20, "memory_bytes": 1 << 30}, "duckdb"),
-            "700 MiB of records; beyond 512 MiB of 1.0 GiB of memory it uses the disk, and Spark would take 3.0 GiB",
+            "700 MiB of records; beyond 324 MiB of 1.0 GiB of memory for its queries it uses the disk, "
+            "and Spark would take 3.0 GiB",
         ),
         (None, {"local": False}, "spark", "records and results are not both in folders of this machine"),
         (None, {"of_spark": ["--master"]}, "spark", "--master is of Spark"),
@@ -70,16 +71,16 @@ def test_memory_when_a_group_limits_it_is_that_of_the_group(groups, limits, memo
     assert machine_bytes(tmp_path) == (memory or whole)
 
 
-def test_duckdb_takes_half_of_a_small_machine(monkeypatch):
+def test_duckdb_leaves_python_its_memory_on_a_small_machine(monkeypatch):
     from flowctl.analyze.duck import session
 
-    monkeypatch.setattr(session, "machine_bytes", lambda: 512 << 20)
+    monkeypatch.setattr(session, "machine_bytes", lambda: 900 << 20)
     with session.session() as database:
         found = database.of_text(
             "SELECT current_setting('memory_limit') AS one FROM rows",
             {"rows": database.createDataFrame([(1,)], "a int")},
         )
-        assert found.collect()[0]["one"] == "256.0 MiB"
+        assert found.collect()[0]["one"] == "200.0 MiB"
 
 
 def test_engine_when_duckdb_is_not_installed_is_spark_unless_it_was_asked_for(monkeypatch):
