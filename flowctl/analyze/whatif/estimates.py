@@ -59,8 +59,13 @@ def estimates(
     """
     names = sorted({name for some in trials for trial in some for end in trial.ends for one in end for name in one})
     place = {name: number for number, name in enumerate(names)}
-    cube = _means(trials, choices, place)
-    once = _means([some[:1] for some in trials], 1, place)  # as it was recorded, which counts for the choice in force
+    cube = np.zeros((2, len(trials), choices, len(names)))
+    for number, some in enumerate(trials):
+        for trial in some:
+            for end, found in enumerate(trial.ends):
+                for choice in range(choices):
+                    for name, value in found[choice if len(found) > 1 else 0].items():
+                        cube[end, number, choice, place[name]] += value / len(some)
     of = np.asarray(strata, dtype=int)
     tried = {stratum: int((of == stratum).sum()) for stratum in sizes}
     weight = np.asarray([sizes[stratum] / tried[stratum] for stratum in strata])
@@ -69,10 +74,10 @@ def estimates(
     for stratum, count in tried.items():
         if count:
             crowds[1:, of == stratum] *= chance.multinomial(count, np.full(count, 1 / count), size=AGAIN)
-    of_all, of_once = ([_Figures(part, place, crowds, calm) for part in some] for some in (cube, once))
+    figures = [_Figures(part, place, crowds, calm) for part in cube]
     made = []
     for choice in range(choices):
-        figures, values = (of_all, cube[:, :, choice]) if choice else (of_once, once[:, :, 0])
+        values = cube[:, :, choice]
         totals = {name: float((values[:, :, at] * weight).sum(axis=1).mean()) for name, at in place.items()}
         for name, value in calm.items():
             totals[name] = totals.get(name, 0.0) + value
@@ -83,22 +88,10 @@ def estimates(
             for name in ("disconnected", "honest_disconnected")
         )
         dropped, p95 = (_span([getattr(one, name)[:, choice] for one in figures]) for name in ("dropped", "p95"))
-        changes = (of_all[0].change(choice), of_all[1].change(choice))
-        low, high = (bool(one.judged["late"][0, choice] <= on_time_s * 1000) for one in of_all)
+        changes = (figures[0].change(choice), figures[1].change(choice))
+        low, high = (bool(one.judged["late"][0, choice] <= on_time_s * 1000) for one in figures)
         made.append(Estimate(totals, cut, honest, dropped, p95, changes, (low, high)))
     return made
-
-
-def _means(trials: Sequence[Sequence[Trial]], choices: int, place: Mapping[str, int]) -> Any:
-    """Return the mean of the trials of each viewer, by end, viewer, choice and measure."""
-    cube = np.zeros((2, len(trials), choices, len(place)))
-    for number, some in enumerate(trials):
-        for trial in some:
-            for end, found in enumerate(trial.ends):
-                for choice in range(choices):
-                    for name, value in found[choice if len(found) > 1 else 0].items():
-                        cube[end, number, choice, place[name]] += value / len(some)
-    return cube
 
 
 class _Figures:
@@ -106,6 +99,8 @@ class _Figures:
 
     def __init__(self, cube: Any, place: Mapping[str, int], crowds: Any, calm: Sums) -> None:
         self._cube, self._place, self._crowds = cube, place, crowds
+        tried = cube.shape[1]
+        self._few = math.sqrt(tried / max(tried - 1, 1))  # drawn again, few differ too little
         honest = crowds * self.of("honest")[:, 0] if cube.size else crowds
         self.honest = honest
 
@@ -145,7 +140,7 @@ class _Figures:
             more = values[:, choice] - values[:, 0]
             if name in ("late", "delay", "join"):
                 more = more / (values[0, 0] or math.inf)
-            found[name] = float(more[0]), SURE * float(more.std())
+            found[name] = float(more[0]), SURE * float(more.std()) * self._few
         return found
 
 

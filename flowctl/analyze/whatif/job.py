@@ -232,9 +232,11 @@ def advise(
     found = estimates(calm, sizes, strata, list(of_viewer.values()), len(choices), on_time_s)
     unseen = any(low != high for _, _, ((low, high), *_) in work[: len(done)])
     rows = [
-        _row(number, choice, one, sampled_share, unseen=unseen)
+        _row(number, choice, one, sampled_share, options.extend_s if unseen and number else 0.0)
         for number, (choice, one) in enumerate(zip(choices, found, strict=True))
     ]
+    if all(in_force(row["settings"]) == choices[0] for row in firsts):
+        _count(rows[0], found[0], [viewer for number, viewer in enumerate(viewers) if number not in broken])
     for row, on_front in zip(rows, mark_front(rows), strict=True):
         row["on_front"] = on_front
     # A limits file cannot say another policy than the one in force, nor renditions; and it needs room for its wait.
@@ -243,7 +245,8 @@ def advise(
         for number, choice in enumerate(choices)
         if not number or (choice.policy == choices[0].policy and not choice.renditions and has_room(choice, needs))
     ]
-    pick = recommend([rows[number] for number in fit], [found[number] for number in fit], options.objective)
+    fitting = [rows[number] for number in fit], [found[number] for number in fit]
+    pick = recommend(*fitting, options.objective, len(of_viewer))
     return Advice(rows, pick, len(of_viewer), sum(sizes.values()), len(broken), len(done), len(turns))
 
 
@@ -271,8 +274,8 @@ def has_room(choice: Choice, needs: Needs) -> bool:
     return not rate or not wait_s or most_wait_s(choice.limits, rate, messages) >= wait_s
 
 
-def _row(number: int, choice: Choice, one: Estimate, sampled_share: float, *, unseen: bool) -> dict[str, Any]:
-    """Return the row of a choice; `unseen`: stalls may go on for anything, and be as long as its limits allow."""
+def _row(number: int, choice: Choice, one: Estimate, sampled_share: float, unseen_s: float) -> dict[str, Any]:
+    """Return the row of a choice; `unseen_s`: how long stalls may go on that nobody saw end, if its limits allow it."""
     delay = {int(name[len(DELAY) :]): us / 1e6 for name, us in one.totals.items() if name.startswith(DELAY)}
     row = {
         **_settings(number, choice),
@@ -281,14 +284,24 @@ def _row(number: int, choice: Choice, one: Estimate, sampled_share: float, *, un
         "sampled_share": sampled_share,
     }
     late = one.delay_p95_ms
-    if unseen and number:
-        late = (late[0], max(late[1], min(choice.limits.age_ms.hard or inf, 1000 * choice.stuck_s or inf)))
-    ranges: Sequence[tuple[float, float]] = (one.cut, one.honest_cut, one.dropped_share, late)
-    if not number:
-        ranges = (*((float(row[name]),) * 2 for name in RANGED[:2]), *ranges[2:])  # these were counted
-    for name, ends in zip(RANGED, ranges, strict=True):
+    if unseen_s:
+        ends_s = ((choice.limits.age_ms.hard or 0) / 1000, choice.stuck_s, unseen_s)
+        late = (late[0], max(late[1], 1000 * min(filter(None, ends_s))))
+    for name, ends in zip(RANGED, (one.cut, one.honest_cut, one.dropped_share, late), strict=True):
         row |= {f"{name}_{end}": get(value, row[name]) for end, get, value in zip(ENDS, (min, max), ends, strict=True)}
     return row
+
+
+def _count(row: dict[str, Any], one: Estimate, viewers: Sequence[Viewer]) -> None:
+    """Have the row of the choice in force say how many were cut under it, in place of what trials made of them."""
+    cut, tried = (
+        sum(viewer.rows[-1]["close_reason"] in SLOW_ENDS for viewer in viewers),
+        one.totals.get("disconnected", 0),
+    )
+    honest = round(cut * one.totals["honest_disconnected"] / tried) if tried else cut
+    for name, count, of in (("disconnected", cut, "viewers"), ("honest_disconnected", honest, "honest")):
+        ends = dict.fromkeys((f"{name}_{end}" for end in ENDS), float(count))
+        row |= {name: count, f"{name}_share": count / one.totals[of], **ends}
 
 
 def _settings(number: int, choice: Choice) -> dict[str, Any]:
@@ -313,6 +326,7 @@ def _shares(total: Counter[str]) -> dict[str, Any]:
         return total[part] / total[whole] if total[whole] else none
 
     total["dropped_messages"] = sum(total[name] for name in DROPS)
+    total |= {name: round(total[name]) for name in ("disconnected", "honest_disconnected")}  # shares are of these
     copied = ("viewers", "disconnected", "honest_disconnected", "offered_messages", "sent_bytes", "edges", "returns")
     return {
         **{name: round(total[name]) for name in (*copied, PEAK, *DROPS, "dropped_messages")},
@@ -367,10 +381,11 @@ def answer(parts: Parts, options: WhatifOptions) -> JobAnswer:
         warnings.append(f"whatif: {SET_WORDS}")
     chosen = rows[pick.row["choice_id"]]
     chosen["recommended"] = True
-    if not pick.known:
+    if not (pick.known or chosen["in_force"]):
         summary["widen"] = settings_text(choices[chosen["choice_id"]])
         pick = pick._replace(why=f"{pick.why}: {summary['widen']}")
-    pick = pick._replace(why=f"{pick.why}{promised(chosen)}{_rests_on(summary)}")
+    if pick.known or not chosen["in_force"]:
+        pick = pick._replace(why=f"{pick.why}{promised(chosen)}{_rests_on(summary)}")
     who = f"{len(sample.viewers)} recorded viewers"
     who += f", a random sample of {sample.share:.2%} of them" if sample.share < 1 else ""
     text = limits_text(choices[chosen["choice_id"]], pick, rows[0], options.objective, who, levels)

@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from flowctl.analyze.viewers.experience import FEW
 from flowctl.analyze.whatif.estimates import Change, Estimate
 from flowctl.errors import ConfigError
 from flowctl.units import format_size, parse_duration, parse_share, parse_size
@@ -48,6 +49,8 @@ WORDS: Final = {
     "delay": "the mean delay",
     "join": "the time to the first picture",
 }
+LEAST_TRIED: Final = 4
+"""Viewers in trouble below which nothing is known: three that all gain may be chance, once in eight."""
 BALANCED_WORDS: Final = " (nothing worse; then the fewest honest viewers cut, the least missed, the least delay)"
 """Meaning of ``balanced``, for the comment of a limits file."""
 _PART: Final = re.compile(r"([a-z0-9_]+)\s*(?:(<=|>=)\s*(\S+))?$")
@@ -107,10 +110,19 @@ def mark_front(rows: Sequence[Row]) -> list[bool]:
     ]
 
 
-def recommend(rows: Sequence[Row], found: Sequence[Estimate], objective: str) -> Pick:
-    """Return what is advised of `rows`, of which the first is in force; `found` are the estimates of the same."""
+def recommend(rows: Sequence[Row], found: Sequence[Estimate], objective: str, tried: int) -> Pick:
+    """Return what is advised of `rows`, of which the first is in force; `found` are the estimates of the same.
+
+    `tried` is of how many viewers in trouble.
+    """
     parts = parse_objective(objective)
-    return _asked_for(rows, parts) if parts else _balanced(rows, found)
+    if parts:
+        return _asked_for(rows, parts)
+    if tried < LEAST_TRIED and (tried or rows[0]["viewers"] < FEW):
+        seen = f"{tried or 'none'} of {rows[0]['viewers']} recorded viewers in trouble could be tried"
+        why = f"not known whether other limits are better: {seen}, and {LEAST_TRIED} are needed; keep what is in force"
+        return Pick(rows[0], why, known=False)
+    return _balanced(rows, found)
 
 
 def _asked_for(rows: Sequence[Row], parts: Sequence[Part]) -> Pick:
@@ -207,7 +219,7 @@ def costs(chosen: Row, present: Row) -> list[str]:
         "ms": "{:.0f} ms".format,
         "bytes": format_size,
     }
-    return [
+    return [f"of {present['viewers']} viewers, as the middle between what is known and what is not:"] + [
         f"{word}: {show(float(present[name]))} -> {show(float(chosen[name]))}"
         for name, word in _COSTS.items()
         for show in (shown[name.rpartition("_")[2]],)

@@ -8,6 +8,7 @@ known length, the share that went on is known, and how many go on for longer tha
 
 from __future__ import annotations
 
+import bisect
 import random
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,27 +25,30 @@ class Survival:
     """The share that is longer than a length, of lengths some of which were cut short."""
 
     def __init__(self, lengths: Sequence[Length]) -> None:
-        self._steps: list[tuple[float, float]] = []  # lengths that ended, and the share that is longer
+        self._ended: list[float] = []  # lengths that ended
+        self._longer: list[float] = []  # minus the share that is longer than each
         at_risk, share = len(lengths), 1.0
         for seconds, whole in sorted(lengths, key=lambda length: (length.seconds, not length.whole)):
             if whole:
                 share *= 1 - 1 / at_risk
-                self._steps.append((seconds, share))
+                self._ended.append(seconds)
+                self._longer.append(-share)
             at_risk -= 1
 
     @property
     def longest(self) -> float:
         """The longest that ended; 0: none did."""
-        return self._steps[-1][0] if self._steps else 0.0
+        return self._ended[-1] if self._ended else 0.0
 
     def rest(self, seen: float, chance: float) -> float | None:
         """Return how much longer one lasts of which `seen` seconds are over, for a chance of 0 to 1; None: not known.
 
         What is longer than all that ended is not known.
         """
-        alive = next((share for seconds, share in reversed(self._steps) if seconds <= seen), 1.0)
-        ends = (seconds for seconds, share in self._steps if seconds > seen and share <= chance * alive)
-        return next((seconds - seen for seconds in ends), None)
+        over = bisect.bisect_right(self._ended, seen)
+        alive = self._longer[over - 1] if over else -1.0
+        end = bisect.bisect_left(self._longer, chance * alive, over)
+        return self._ended[end] - seen if end < len(self._ended) else None
 
 
 def drawn_again(lengths: Sequence[Length], number: int) -> Survival:

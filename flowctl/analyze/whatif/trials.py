@@ -162,7 +162,8 @@ def _tried(rows: Rows, choices: Sequence[Choice], draw: Draw, rest_s: float) -> 
             lived = {name.replace(DELAY, LIVED): us for name, us in total.items() if name.startswith(DELAY)}
             total.update(lived)
             total[f"{LIVED}{_CUT_BUCKET}"] += max(whole_us - total["watched_us"], 0)
-            got = min(total["got"], total["offered_messages"] - sum(total[name] for name in DROPS))
+            got = total["offered_messages"] - sum(total[name] for name in DROPS)
+            got = min(total["got"], got) if closed else got  # what is queued is late, until a close throws it away
             total.update(wanted=wanted, missed=min(max(wanted - got, 0), wanted))
     return totals
 

@@ -65,6 +65,14 @@ def test_limits_when_only_a_look_would_tell_say_what_to_widen_them_to():
     assert said.do == "Not known: widen the limits for an hour, to --soft 4MiB,0,8s, and look again."
 
 
+def test_limits_when_too_few_were_in_trouble_are_not_known():
+    told = {"known": False, "why": "not known whether other limits are better: 3 of 3 viewers; keep what is in force"}
+    jobs = notes(whatif={"state": "done", "summary": told})
+    present = choice(1, recommended=True) | {"in_force": True}
+    said = answer_about("limits", found(jobs, whatif_choices=[present, choice(7)]))
+    assert (said.kind, said.do) == ("unknown", f"N{told['why'][1:]}.")
+
+
 def test_limits_when_few_were_refused_anything_or_the_present_ones_are_not_known_say_so():
     odd = {"viewers_troubled": 11, "in_force": "not in the records; the defaults are taken"}
     jobs = notes(whatif={"state": "done", "summary": odd})

@@ -35,13 +35,13 @@ def row(number, disconnects=0.0, delay=100.0, memory=1000, **columns):
 
 def test_recommend_when_a_bound_is_given_orders_what_keeps_it():
     rows = [row(0, 0.05, 10.0), row(1, 0.01, 300.0), row(2, 0.005, 200.0)]
-    pick = recommend(rows, [], "disconnects<=1% then delay_p95")
+    pick = recommend(rows, [], "disconnects<=1% then delay_p95", 20)
     assert pick.row["choice_id"] == 2
     assert pick.kept
 
 
 def test_recommend_when_no_choice_keeps_the_bound_takes_the_closest_and_says_so():
-    pick = recommend([row(0, 0.5), row(1, 0.3), row(2, 0.4)], [], "disconnects<=1%")
+    pick = recommend([row(0, 0.5), row(1, 0.3), row(2, 0.4)], [], "disconnects<=1%", 20)
     assert pick.row["choice_id"] == 1
     assert not pick.kept
     assert pick.why.startswith("NO choice")
@@ -58,14 +58,14 @@ PRESENT = row(0), estimate({})
 
 def advice(*others):
     rows, found = zip(PRESENT, *others, strict=True)
-    return recommend(rows, found, "balanced")
+    return recommend(rows, found, "balanced", 20)
 
 
 def test_recommend_when_nothing_gains_more_than_its_error_keeps_what_is_in_force():
     pick = advice((row(1, memory=1), estimate({})), (row(2), estimate({"cut": (-0.1, 0.2), "delay": (-0.05, 0.0)})))
     assert (pick.row["choice_id"], pick.known) == (0, True)
     assert pick.why.startswith("keep what is in force: ")
-    assert recommend([row(0)], [PRESENT[1]], "balanced").row["in_force"]
+    assert recommend([row(0)], [PRESENT[1]], "balanced", 20).row["in_force"]
 
 
 @pytest.mark.parametrize("name", JUDGED)
