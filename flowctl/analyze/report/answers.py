@@ -241,7 +241,7 @@ def limits(findings: ReportFindings) -> Facts:
     viewers, troubled = count_of(row.get("viewers")), number(said.get("viewers_troubled", FEW)) or 0.0
     tried, taken = count_of(said.get("viewers_tried")), number(row.get("sampled_share"))
     best, known = chosen is not None and bool(chosen.get("in_force")), said.get("known") is not False
-    if best and not known:
+    if best and not known and not said.get("widen"):
         return {"why_not": f"N{words(said.get('why'), 400)[1:]}."}
     facts: Facts = {
         "tried": plural(findings.tables["whatif_choices"].total, "choice"),
