@@ -1,7 +1,8 @@
 """From trials to figures of all viewers, and how far off these may be.
 
 Each viewer that was tried stands for as many of its stratum, as the mean of its trials. What chance does to a figure is
-found by drawing the viewers again, with replacement (Efron, 1979): each of `AGAIN` draws is a crowd like this one. A
+found by drawing the viewers again, with replacement (Efron, 1979), each with one of its trials: each of `AGAIN` draws
+is a crowd like this one. A
 choice and the one in force are drawn together, so that what is common to both is in no difference. Figures are of both
 ends of what is not known. Of cuts, which are few, the bounds are Wilson's (1927), where none in ten is not
 none.
@@ -9,6 +10,7 @@ none.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -59,26 +61,32 @@ def estimates(
     """
     names = sorted({name for some in trials for trial in some for end in trial.ends for one in end for name in one})
     place = {name: number for number, name in enumerate(names)}
-    cube = np.zeros((2, len(trials), choices, len(names)))
-    for number, some in enumerate(trials):
-        for trial in some:
-            for end, found in enumerate(trial.ends):
-                for choice in range(choices):
-                    for name, value in found[choice if len(found) > 1 else 0].items():
-                        cube[end, number, choice, place[name]] += value / len(some)
+    cube = np.zeros((2, sum(map(len, trials)), choices, len(names)))
+    for number, trial in enumerate(itertools.chain.from_iterable(trials)):
+        for end, found in enumerate(trial.ends):
+            for choice in range(choices):
+                for name, value in found[choice if len(found) > 1 else 0].items():
+                    cube[end, number, choice, place[name]] = value
     of = np.asarray(strata, dtype=int)
     tried = {stratum: int((of == stratum).sum()) for stratum in sizes}
-    weight = np.asarray([sizes[stratum] / tried[stratum] for stratum in strata])
-    crowds = np.ones((1 + AGAIN, len(trials))) * weight
     chance = np.random.default_rng(1)
+    times = np.ones((AGAIN, len(trials)), dtype=int)  # how often each viewer is drawn
     for stratum, count in tried.items():
         if count:
-            crowds[1:, of == stratum] *= chance.multinomial(count, np.full(count, 1 / count), size=AGAIN)
-    figures = [_Figures(part, place, crowds, calm) for part in cube]
+            times[:, of == stratum] = chance.multinomial(count, np.full(count, 1 / count), size=AGAIN)
+    columns = []
+    for number, some in enumerate(trials):  # and each time, one of its trials
+        drawn = chance.multinomial(times[:, number], np.full(len(some), 1 / len(some)))
+        share = np.full((1, len(some)), 1 / len(some))
+        columns.append(np.concatenate([share, drawn]) * sizes[strata[number]] / tried[strata[number]])
+    crowds = np.concatenate(columns, axis=1) if columns else np.ones((1 + AGAIN, 0))
+    weight = crowds[0]
+    few = _few(len(trials))
+    figures = [_Figures(part, place, crowds, calm, few) for part in cube]
     made = []
     for choice in range(choices):
         values = cube[:, :, choice]
-        totals = {name: float((values[:, :, at] * weight).sum(axis=1).mean()) for name, at in place.items()}
+        totals = {name: float((values[:, :, at] @ weight).mean()) for name, at in place.items()}
         for name, value in calm.items():
             totals[name] = totals.get(name, 0.0) + value
         if PEAK in place and len(trials):
@@ -87,7 +95,7 @@ def estimates(
             _bounds([one.of(name)[:, choice] @ weight for one in figures], len(trials), float(sum(weight)))
             for name in ("disconnected", "honest_disconnected")
         )
-        dropped, p95 = (_span([getattr(one, name)[:, choice] for one in figures]) for name in ("dropped", "p95"))
+        dropped, p95 = (_span([getattr(one, name)[:, choice] for one in figures], few) for name in ("dropped", "p95"))
         changes = (figures[0].change(choice), figures[1].change(choice))
         low, high = (bool(one.judged["late"][0, choice] <= on_time_s * 1000) for one in figures)
         made.append(Estimate(totals, cut, honest, dropped, p95, changes, (low, high)))
@@ -97,10 +105,9 @@ def estimates(
 class _Figures:
     """Figures of the crowds by choice, at one end; the first crowd is the one that was recorded."""
 
-    def __init__(self, cube: Any, place: Mapping[str, int], crowds: Any, calm: Sums) -> None:
+    def __init__(self, cube: Any, place: Mapping[str, int], crowds: Any, calm: Sums, few: float) -> None:
         self._cube, self._place, self._crowds = cube, place, crowds
-        tried = cube.shape[1]
-        self._few = math.sqrt(tried / max(tried - 1, 1))  # drawn again, few differ too little
+        self._few = few
         honest = crowds * self.of("honest")[:, 0] if cube.size else crowds
         self.honest = honest
 
@@ -163,8 +170,16 @@ def _bounds(cut: Sequence[float], tried: int, troubled: float) -> tuple[float, f
     return max(ends[0], 0.0), min(ends[1], troubled)
 
 
-def _span(values: Sequence[Any]) -> tuple[float, float]:
-    return float(min(np.quantile(one, 0.05) for one in values)), float(max(np.quantile(one, 0.95) for one in values))
+def _few(tried: int) -> float:
+    """Return how much further off so few may be than these say, drawn again: Student's t, and their own mean."""
+    others = max(tried - 1, 1)
+    return math.sqrt(tried / others) * (1 + 1.2 / others)
+
+
+def _span(values: Sequence[Any], few: float) -> tuple[float, float]:
+    """Return a range of the first, which is the figure of the crowd itself, by how those drawn again differ from it."""
+    low, high = ([one[0] + few * (np.quantile(one, share) - one[0]) for one in values] for share in (0.05, 0.95))
+    return max(float(min(low)), 0.0), float(max(high))
 
 
 def sums_of(rows: Sequence[Mapping[str, Any]]) -> Sums:

@@ -474,7 +474,7 @@ def _said(sample: Sample, found: Advice, options: WhatifOptions) -> tuple[dict[s
     if found.troubled < FEW_REFUSED:
         warnings.append(
             f"whatif: only {found.troubled} of {viewers} recorded viewers were ever in trouble, and what is advised "
-            "rests on them: record more (a larger --flights-at-once, or for longer) to rely on it"
+            "rests on them, with ranges that are too narrow: record more (a larger --flights-at-once, or for longer)"
         )
     if sample.share < 1:
         warnings.append(

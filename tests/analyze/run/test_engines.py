@@ -36,8 +36,8 @@ HELD = "1.0 GiB of 8.0 GiB of memory for its queries"
         (
             *(None, {"size_bytes": 700 << 20, "memory_bytes": 1 << 30}, "duckdb"),
             (
-                "700 MiB of records; beyond 324 MiB of 1.0 GiB of memory for its queries it uses the disk, and Spark would "
-                "take 3.0 GiB"
+                "700 MiB of records; beyond 324 MiB of 1.0 GiB of memory for its queries it uses the disk, and Spark "
+                "would take 3.0 GiB"
             ),
         ),
         (None, {"local": False}, "spark", "records and results are not both in folders of this machine"),
