@@ -46,11 +46,11 @@ LOAD_COLUMNS: Final[dict[str, str]] = {
 
 def loads(records: Records, _: Any = None) -> DataFrame:
     samples = records.table("flow_samples")
-    marks = {"window_s": WINDOW_S, "least_viewers": LEAST_WINDOW_VIEWERS, "most_busy": MOST_BUSY}
+    marks = {"window_us": WINDOW_S * 1_000_000, "least_viewers": LEAST_WINDOW_VIEWERS, "most_busy": MOST_BUSY}
     return query("capacity/loads", {"samples": samples}, **marks)
 
 
-LOADS: Final = JobPart("loads", LOAD_COLUMNS, loads, ("flow_samples",), version=3)
+LOADS: Final = JobPart("loads", LOAD_COLUMNS, loads, ("flow_samples",), version=4)
 
 
 MOST_REACH: Final = 4

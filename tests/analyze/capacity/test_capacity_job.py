@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(600)
 
 def watched(window, node, conn_id, stream, peer_ip, **columns):
     whole = {"interval_ms": 10_000.0, "accepted_bytes_inter": 2_500_000, "node": node, "stream": stream}
-    return sample(window * 10 + 5, conn_id, peer_ip=peer_ip, **whole | columns)
+    return sample(window * 10 + 10, conn_id, peer_ip=peer_ip, **whole | columns)
 
 
 def planted():
@@ -92,6 +92,22 @@ def test_run_when_records_are_of_few_viewers_is_not_known(either, tmp_path):
     assert (node["carries_viewers"], node["load_peak"], node["viewers_peak"]) == (None, None, 6.0)
 
 
+def test_run_when_samples_are_longer_than_windows_counts_each_viewer_once(either, tmp_path):
+    """A calm server takes samples of 6 to 12 s: 50 viewers are 50 in each window, over the end of an hour too."""
+    rounds = {-48: 12, -36: 12, -30: 6, -18: 12, -7: 11, 5: 12, 14: 9, 20: 6, 32: 12, 38: 6, 50: 12, 60: 10}
+    for hour, ends in (("11", [at for at in rounds if at < 0]), ("12", [at for at in rounds if at > 0])):
+        columns = {"accepted_bytes_inter": 250_000, "thread_busy": 0.08}
+        rows = [
+            sample(end, number, interval_ms=rounds[end] * 1e3, **columns) for end in ends for number in range(1, 51)
+        ]
+        write_samples(tmp_path / "events", rows, hour=hour)
+    found, tables = answered(either, tmp_path, CapacityOptions())
+    assert (found["viewers_peak"], found["largest_recorded_viewers"], found["watched_s"]) == (50.0, 50, 6000.0)
+    (node,) = tables["capacity_nodes"][1]
+    assert (node["viewers_peak"], node["viewers_mean"], node["recorded_s"]) == (50.0, 50.0, 120.0)
+    assert node["bit_rate"] == pytest.approx(12 * 250_000 * 8 / 120)
+
+
 def test_loads_when_counts_are_beyond_64_bits_end_there(spark):
     most, last = (1 << 48) - 1, (1 << 63) - 1
     accepted = {f"accepted_bytes_{name}": f.lit(most) for name in CLASS_NAMES}
@@ -101,7 +117,7 @@ def test_loads_when_counts_are_beyond_64_bits_end_there(spark):
         *(value.alias(name) for name, value in accepted.items()),
         f.lit(10_000.0).alias("interval_ms"),
         f.lit(0.5).alias("thread_busy"),
-        f.timestamp_seconds(f.lit(1_772_366_405)).alias("ts"),
+        f.timestamp_seconds(f.lit(1_772_366_410)).alias("ts"),
     )
     rows = loads(SimpleNamespace(table=lambda _: samples)).collect()
     assert {(row.node, row.accepted, row.ms) for row in rows} == {(node, last, 400_000_000) for node in (None, "n1")}
