@@ -81,16 +81,16 @@ def nodes_for(viewers: float, carries: float, headroom: float) -> int:
     return max(math.ceil(viewers / (carries * (1 - headroom))), math.ceil(viewers / carries) + 1)
 
 
-def estimate(points: list[Measurement], options: CapacityOptions) -> dict[str, Any]:
+def estimate(points: list[Measurement], options: CapacityOptions, most: int = 0) -> dict[str, Any]:
     source, used, rate = "records", points, options.bit_rate or 0.0
     recorded = {
         "headroom_share": options.headroom,
         "bit_rate": rate,
-        "largest_recorded_viewers": max((point.viewers for point in points), default=None),
+        "largest_recorded_viewers": max((point.viewers for point in points), default=most or None),
     }
     if options.measurements is not None:  # of whole servers from outside: more than a thread's own meter knows
         source, used = "measurements", node.parse_measurements(options.measurements, options.measurements_name)
-    elif weak := why_weak(points):
+    elif weak := why_weak(points, most):
         unknown = {"viewers_per_node": None, "fitted_to": "", "at_least": False, "records_weak": weak}
         return {"answer": f"{MEASURE[0].upper()}{MEASURE[1:]}: {weak}.", **recorded, **unknown}
     model = fit(used)
@@ -238,7 +238,8 @@ def answer(parts: Parts, options: CapacityOptions) -> JobAnswer:
         slow_share=float(slow) if options.slow_share is None else options.slow_share,
     )
     points = measured(loads)
-    figures = estimate(points, options)
+    most_ms = loads["peak_ms"][loads["node"].notna()].max()
+    figures = estimate(points, options, max(round(most_ms / (WINDOW_S * 1000)), 1) if ms else 0)
     if not ms:
         return JobAnswer(summary=figures | {"headline": headline(figures, options)})
     names = [str(name) for name, _ in loads.groupby("node")]

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from flowctl.charts.words import plural
 from flowctl.errors import ConfigError
 
 BYTE_US: Final = 3.4e-5
@@ -146,13 +147,18 @@ def fit(points: Sequence[Measurement]) -> NodeModel:
     return replace(model, residual=math.sqrt(sum(model.error(point) ** 2 for point in points) / len(points)))
 
 
-def why_weak(points: Sequence[Measurement]) -> str:
-    """Return why recorded crowds, whose cost is the busy share of a thread, say nothing of larger ones; or nothing."""
-    if not points:
+def why_weak(points: Sequence[Measurement], most: int = 0) -> str:
+    """Return why recorded crowds, whose cost is the busy share of a thread, say nothing of larger ones; or nothing.
+
+    `most` is the largest of those to which nothing can be fitted.
+    """
+    if not (points or most):
         return "there are no seconds with viewers in the records"
-    largest = max(points, key=lambda point: point.viewers)
-    if largest.viewers < LEAST_RECORDED_VIEWERS:
-        return f"the largest recorded crowd is {largest.viewers} viewers, {LEAST_RECORDED_VIEWERS} are needed"
+    largest = max(points, key=lambda point: point.viewers, default=None)
+    if (viewers := largest.viewers if largest else most) < LEAST_RECORDED_VIEWERS:
+        return f"the largest recorded crowd is {plural(viewers, 'viewer')}, {LEAST_RECORDED_VIEWERS} are needed"
+    if not largest:
+        return "threads were full, or how busy they were was not recorded"
     if (busy := largest.cpu_us_per_s / 1e6) < LEAST_RECORDED_BUSY:
         return f"the thread was busy for {busy:.1%} at most, {LEAST_RECORDED_BUSY:.0%} are needed"
     try:

@@ -92,6 +92,15 @@ def test_run_when_records_are_of_few_viewers_is_not_known(either, tmp_path):
     assert (node["carries_viewers"], node["load_peak"], node["viewers_peak"]) == (None, None, 6.0)
 
 
+@pytest.mark.parametrize("viewers", [1, 3])
+def test_run_when_records_are_of_fewer_than_are_fitted_to_tells_how_many(either, tmp_path, viewers):
+    rows = [sample(at, number, thread_busy=0.08) for at in range(1, 12) for number in range(viewers)]
+    write_samples(tmp_path / "events", rows)
+    found, _ = answered(either, tmp_path, CapacityOptions())
+    assert found["records_weak"].startswith(f"the largest recorded crowd is {viewers} viewer")
+    assert found["largest_recorded_viewers"] == viewers
+
+
 def test_run_when_samples_are_longer_than_windows_counts_each_viewer_once(either, tmp_path):
     """A calm server takes samples of 6 to 12 s: 50 viewers are 50 in each window, over the end of an hour too."""
     rounds = {-48: 12, -36: 12, -30: 6, -18: 12, -7: 11, 5: 12, 14: 9, 20: 6, 32: 12, 38: 6, 50: 12, 60: 10}

@@ -124,16 +124,18 @@ def test_fit_when_processor_time_does_not_grow_with_the_crowd_refuses():
 
 
 @pytest.mark.parametrize(
-    ("points", "why"),
+    ("points", "most", "why"),
     [
-        ([], "no seconds with viewers"),
-        ([busy_thread(10, 0.05), busy_thread(57, 0.08)], "is 57 viewers, 200 are needed"),
-        ([busy_thread(100, 0.02), busy_thread(300, 0.04)], "busy for 4.0% at most"),
-        ([busy_thread(100, 0.3), busy_thread(300, 0.2)], "do not tell what a viewer costs"),
+        ([], 0, "no seconds with viewers"),
+        ([], 1, "the largest recorded crowd is 1 viewer, 200 are needed"),
+        ([], 300, "threads were full, or how busy they were was not recorded"),
+        ([busy_thread(10, 0.05), busy_thread(57, 0.08)], 57, "is 57 viewers, 200 are needed"),
+        ([busy_thread(100, 0.02), busy_thread(300, 0.04)], 300, "busy for 4.0% at most"),
+        ([busy_thread(100, 0.3), busy_thread(300, 0.2)], 300, "do not tell what a viewer costs"),
     ],
 )
-def test_records_when_weak_say_why(points, why):
-    assert why in why_weak(points)
+def test_records_when_weak_say_why(points, most, why):
+    assert why in why_weak(points, most)
 
 
 def test_records_when_crowds_are_large_and_the_thread_is_busy_carry_a_fit():
