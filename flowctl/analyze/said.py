@@ -16,8 +16,8 @@ ANSWERS: Final = {
     "experience": """
 {viewers}, {peak_viewers} at once at most.
 Of {attempts} {start_failures} failed to start, {exits_before_start} left before the first frame.
-The median viewer was sent its first frame after {first_frame_p50_ms}.
-95 % of viewers stayed less than {delay_p95_ms} behind.
+The median viewer's first frame was ready to be sent {first_frame_p50_ms} after its request.
+95 % of viewers had at most {delay_p95_ms} of delay for half of their time.
 Of their pictures {picture_share} were sent.
 {cut_slow} cut for being slow.
 """,

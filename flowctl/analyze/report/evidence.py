@@ -76,11 +76,12 @@ TABLES: Final[Mapping[str, Shown]] = {
     "all": Shown(
         "All viewers",
         _FELT,
-        "As in CTA-2066, but all of it seen from the server. First frame and delay end when the system takes what is "
-        "sent, and a player adds its line and its buffer. A stall: a viewer took nothing for half a second while "
-        "something waited; a player that plays from its buffer meanwhile shows none. The delay of each viewer is known "
-        "in steps of 3 %: a percentile of it may be 1.6 % off, up or down, however many viewers there are. "
-        "Viewers are those who were there for 2 s or more; peak viewers are all at once, for however long.",
+        "As in CTA-2066, but all of it seen from the server. First frame: from a request until the first of the stream "
+        "is ready to be sent. Delay ends when the system takes what is sent. A player's line and buffer come on top of "
+        "both. A stall: a viewer took nothing for half a second while something waited; a player that plays from "
+        "its buffer meanwhile shows none. The delay of each viewer is known in steps of 3 %: a percentile of it may be "
+        "1.6 % off, up or down, however many viewers there are. Viewers are those who were there for 2 s or more; peak "
+        "viewers are all at once, for however long.",
     ),
     "stream": Shown("Streams", _FELT),
     "application": Shown("Applications", _FELT, folded=True),

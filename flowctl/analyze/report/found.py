@@ -48,7 +48,9 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "first_frame_p50_ms": Measure("quantile", "first frame, median viewer", -1, 50, "first_frame_ms", 0.5, tile=True),
     "first_frame_p95_ms": Measure("quantile", "first frame, 95 % of viewers", -1, 50, "first_frame_ms", 0.95),
     "delay_p50_ms": Measure("quantile", "delay of the median viewer", -1, 50, "delay_p50_ms", 0.5, STEP),
-    "delay_p95_ms": Measure("quantile", "most delay of 95 % of viewers", -1, 50, "delay_p50_ms", 0.95, STEP, tile=True),
+    "delay_p95_ms": Measure(
+        "quantile", "most delay of 95 % of viewers, half of their time", -1, 50, "delay_p50_ms", 0.95, STEP, tile=True
+    ),
     "stall_ratio": Measure("ratio", "time stalled", -1, 0.001, "play_s", tile=True),
     "picture_share": Measure("ratio", "pictures delivered", 1, 0.002, "pictures_wanted", tile=True),
     "late_share": Measure("ratio", "time beyond the target delay", -1, 0.005, "sampled_ms"),

@@ -256,7 +256,7 @@ def test_tiles_when_some_waited_or_left_soon_say_what_the_table_of_all_says(tmp_
     words = Page(render(found)).words
     for said in ("Recorded: 90 viewers", "watched, all together15.0 h", "attempts that failed to start25 %"):
         assert said in words
-    for said in ("viewers in trouble10 %", "pictures delivered83 %", "most delay of 95 % of viewers90 ms"):
+    for said in ("viewers in trouble10 %", "pictures delivered83 %", "95 % of viewers, half of their time90 ms"):
         assert said in words
 
 
@@ -316,7 +316,7 @@ def test_abusers_when_they_are_on_the_list_are_neither_called_nor_among_the_wors
     words = Page(render(found)).words
     assert "2 connections came from addresses to be kept out or limited" in words
     assert "Call the publisher" not in words
-    assert "all of it seen from the server. First frame and delay end when the system takes what is sent" in words
+    assert "First frame: from a request until the first of the stream is ready to be sent. Delay ends when" in words
     assert "a percentile of it may be 1.6 % off, up or down, however many viewers there are." in words
     assert "Viewers are those who were there for 2 s or more; peak viewers are all at once, for however long." in words
 

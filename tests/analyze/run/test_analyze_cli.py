@@ -242,8 +242,8 @@ def test_report_when_run_alone_reads_results_and_names_their_records(monkeypatch
 
 FELT = "Of 1 attempt 1 failed to start, 0 left before the first frame."
 SHARES = (
-    "The median viewer was sent its first frame after 40 ms. 95 % of viewers stayed less than 2.0 s behind. Of their "
-    "pictures 98 % were sent."
+    "The median viewer's first frame was ready to be sent 40 ms after its request. 95 % of viewers had at most 2.0 s of "
+    "delay for half of their time. Of their pictures 98 % were sent."
 )
 
 
