@@ -52,7 +52,8 @@ def lines(result: AllResult) -> Iterator[str]:
         told = f"{trouble:,} in trouble" + (f", by cause: {causes.replace('_', ' ')}" if causes else "")
         facts = {**summary, **counted, "troubled": told if trouble else "none in trouble"}
         template = ANSWERS.get(name, "")
-        answer = words(summary["headline"], 600) if "headline" in summary else fill_template(template, facts)
+        alone = summary.get("headline") or ("recommended" not in summary and summary.get("why"))
+        answer = words(alone, 600) if alone else fill_template(template, facts)
         if name == "experience":
             answer = sentences(_felt(summary) | counted, template)
         yield f"{name}: {answer if summary else note.state.value}"

@@ -242,8 +242,8 @@ def test_report_when_run_alone_reads_results_and_names_their_records(monkeypatch
 
 FELT = "Of 1 attempt 1 failed to start, 0 left before the first frame."
 SHARES = (
-    "The median viewer's first frame was ready to be sent 40 ms after its request. 95 % of viewers had at most 2.0 s of "
-    "delay for half of their time. Of their pictures 98 % were sent."
+    "The median viewer's first frame was ready to be sent 40 ms after its request. 95 % of viewers had at most 2.0 s "
+    "of delay for half of their time. Of their pictures 98 % were sent."
 )
 
 
@@ -264,6 +264,15 @@ def test_experience_when_said_tells_no_share_of_few_viewers(viewers, shown):
         jobs={"experience": note}, outputs={}, accounts=(), hours=1, hours_read=1, window={}, warnings=(), errors={}
     )
     assert next(said.lines(result)) == f"experience: {shown}"
+
+
+def test_whatif_when_said_without_a_choice_tells_why_alone():
+    why = "what other limits would have done is not known: " + "record flights " * 12
+    note = JobNote("whatif", JobState.DONE, summary={"viewers": 160, "viewers_cut": 0, "why": why})
+    result = run.AllResult(
+        jobs={"whatif": note}, outputs={}, accounts=(), hours=1, hours_read=1, window={}, warnings=(), errors={}
+    )
+    assert list(said.lines(result))[:2] == [f"whatif: {why.strip()}", "records of 1 hour, read now: 1"]
 
 
 def test_answers_when_said_name_figures_that_jobs_have():
