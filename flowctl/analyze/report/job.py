@@ -75,11 +75,19 @@ def render(findings: ReportFindings) -> str:
     )
 
 
+_STILL: Final = (
+    "the time watched goes on until the server was last heard of; bytes, pictures and messages end with the last "
+    "record of them, up to 5 minutes before."
+)
+
+
 def _section(findings: ReportFindings, name: str, section: Section) -> dict[str, Any]:
     """Return what a section shows; where that is nothing, why."""
     drawn = [evidence.bars(findings, item) if isinstance(item, str) else item(findings) for item in section.pictures]
+    still = count_of(findings.summary("sessions").get("open"))
     said = {
         "do": recorded(findings),
+        "felt": still and f"{plural(still, 'connection')} still open: {_STILL}",
         "capacity": str(findings.summary("capacity").get("answer") or ""),
         "read": "" if findings.rows("aside") else "Nothing was set aside.",
     }

@@ -4,7 +4,8 @@ Of each hour, sums and sketches are kept per value of each dimension (part `felt
 sketches of KLL merge. The answer adds sessions that are still open, keeps of each dimension the values with the most
 viewers (`MOST_VALUES_PER_DIMENSION`), and puts all others into one row. Attempts are all that asked to play, plays
 those that were given media. A distribution has each viewer once, without those that stayed less than `LEAST_STAY_S`;
-ratios are sum over sum. Up to `SKETCH_K` viewers a percentile is exact; beyond, its rank is `RANK_ERROR` off at most.
+ratios are sum over sum. An open session has the time until it was last heard of, with the ratios of its last row; its
+counts end with that row. Up to `SKETCH_K` viewers a percentile is exact; beyond, its rank is `RANK_ERROR` off at most.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart, typed
 from flowctl.analyze.models import query, run_text
 from flowctl.analyze.records.addresses import with_unit
 from flowctl.analyze.viewers import ingest
-from flowctl.analyze.viewers.sessions import seen_sessions, still_open
+from flowctl.analyze.viewers.sessions import lasting, seen_sessions, still_open
 from flowctl.records.telemetry.schema import STATE_NAMES
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def by_value(parts: Parts, by: Sequence[str] = DIMENSIONS, most_values: int = MO
     """Return `FIGURES` of the values of some dimensions, those of open sessions among them; see ``experience.sql``."""
     columns = ", ".join(f"`{name}`" for name in PART_COLUMNS)
     both = f"SELECT {columns} FROM closed WHERE `by` IN (:by) UNION ALL SELECT {columns} FROM still WHERE `by` IN (:by)"
-    dated = run_text("SELECT *, '' AS date, '' AS hour FROM still", {"still": still_open(parts)})
+    dated = run_text("SELECT *, '' AS date, '' AS hour FROM still", {"still": lasting(parts)})
     inputs = {"closed": parts.table("felt"), "still": felt(dated)}
     marks = {"few": FEW, "sketch_k": SKETCH_K, "rank_error": RANK_ERROR, "most_values": most_values}
     return query("viewers/experience", {"felt": run_text(both, inputs, by=by)}, **marks)

@@ -1,6 +1,6 @@
 -- What viewers felt, summed up by the values of each dimension; sums are of whole numbers.
 --
--- Input: sessions (of sessions.sql). Contract: PART_COLUMNS in experience.py, and date and hour.
+-- Input: sessions (of sessions.sql; play_s of an open one may be longer than its row knows). Contract: PART_COLUMNS in experience.py, and date and hour.
 -- A stall counts for at most as long as it was played: ratios of sums are shares, as those of sessions are.
 
 WITH viewers AS (
@@ -25,9 +25,9 @@ WITH viewers AS (
     CASE WHEN smaller_rendition_share IS NOT NULL THEN CAST(round(set_s * 1e3) AS BIGINT) END AS set_ms,
     CAST(round(smaller_rendition_share * set_s * 1e3) AS BIGINT) AS smaller_ms,
     sent_bytes,
-    CASE WHEN bit_rate IS NOT NULL THEN sent_bytes END AS rated_bytes,
+    CAST(round(bit_rate * play_s / 8) AS BIGINT) AS rated_bytes,
     CASE WHEN bit_rate IS NOT NULL THEN CAST(round(play_s * 1e3) AS BIGINT) END AS rated_ms,
-    CASE WHEN frames_per_s IS NOT NULL THEN pictures_sent END AS framed_pictures,
+    CAST(round(frames_per_s * play_s) AS BIGINT) AS framed_pictures,
     CASE WHEN frames_per_s IS NOT NULL THEN CAST(round(play_s * 1e3) AS BIGINT) END AS framed_ms,
     accepted_messages,
     dropped_messages,

@@ -442,6 +442,12 @@ def test_crowd_when_streams_are_many_has_the_largest_and_all_others(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("still", "said"), [(3, True), (0, False)])
+def test_page_when_viewers_are_open_says_where_their_figures_end(tmp_path, still, said):
+    found = found_of(tmp_path / "r", jobs=notes(sessions={"state": "done", "summary": {"open": still}}))
+    assert ("3 connections still open: the time watched goes on until" in Page(render(found)).words) is said
+
+
 def test_curve_of_delays_when_a_target_was_in_force_marks_it(tmp_path):
     rows = [session(number, target_delay_ms=1500.0) for number in range(30)]
     found = found_of(tmp_path / "r", {"sessions": rows, "experience": [felt("all", "all", 30)]}, {})

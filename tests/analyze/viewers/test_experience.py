@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import math
 import random
 
@@ -26,8 +27,12 @@ class World:
     summary: dict
 
     def viewers(self) -> list[dict]:
-        """Return the sessions of viewers, by the model: of closes and of those that are open."""
+        """Return the sessions of viewers, by the model: of closes and of those that are open, until they end."""
         rows = [row | modelled(row) for row in (*self.closes, *self.opens)]
+        for row in rows:
+            after_s = (newest(self)[row["node"]] - row["ts"]).total_seconds()
+            row["lasts_s"] = 0.0 if row["reason"] is not None else min(300.0, after_s)
+            row["play_s"] = None if row["play_s"] is None else row["play_s"] + row["lasts_s"]
         unknown = [row for row in rows if row["role"] in {None, "unknown"} and row["asked_ms"] is not None]
         return [row for row in rows if row["role"] in {"play", "http_flv"}] + unknown
 
@@ -46,6 +51,11 @@ def world(request, either):
     held = Held(either, {"flow_closes": closes, "flow_opens": opens})
     parts = HeldParts(held, sessions.JOB, experience.JOB, small=request.param)
     return World(closes, opens, parts, experience.JOB.answer(parts, None).summary)
+
+
+def newest(world: World) -> dict[str, dt.datetime]:
+    rows = sorted((*world.closes, *world.opens), key=lambda row: row["ts"])
+    return {row["node"]: row["ts"] for row in rows}
 
 
 def total(rows: list[dict], name: str, known: str = "") -> float:
@@ -95,8 +105,12 @@ def expected(rows: list[dict]) -> dict:
         ),
         "switches": total(rows, "switches"),
         "stall_count": total(rows, "stall_count"),
-        "bit_rate": quotient(8 * total(rows, "sent_bytes", "bit_rate"), total(rows, "play_s", "bit_rate")),
-        "frames_per_s": quotient(total(rows, "pictures_sent", "frames_per_s"), total(rows, "play_s", "frames_per_s")),
+        **{
+            name: quotient(
+                sum(row[name] * row["play_s"] for row in rows if row[name] is not None), total(rows, "play_s", name)
+            )
+            for name in ("bit_rate", "frames_per_s")
+        },
         "play_hours": total(rows, "play_s") / 3600,
         **{f"share_{name}": quotient(value, sum(states.values())) for name, value in states.items()},
         "accepted_messages": accepted,
@@ -132,17 +146,15 @@ def test_experience_of_random_sessions_is_that_of_plain_python(world):
 
 
 def test_peaks_of_random_sessions_are_those_of_counting_each_second(world):
-    rows = sorted((*world.closes, *world.opens), key=lambda row: row["ts"])
-    newest = {row["node"]: row["ts"].timestamp() for row in rows}
     spans: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row in world.viewers():
         if row["play_s"] is None:
             continue
         seen = row["ts"].timestamp()
-        until = seen if row["reason"] is not None else max(seen, min(seen + 300, newest[row["node"]]))
+        until = seen + row["lasts_s"]
         stream = "/".join(part for part in (row["app"], row["stream"]) if part is not None)
         for where in (("all", "all"), ("stream", stream), ("node", row["node"])):
-            spans.setdefault(where, []).append((math.floor(seen - row["play_s"]), math.floor(until)))
+            spans.setdefault(where, []).append((math.floor(until - row["play_s"]), math.floor(until)))
     rows = {(row["by"], row["key"]): row for row in world.parts.rows("experience")}
     for where, each in spans.items():
         most = max(sum(first <= second <= last for first, last in each) for second, _ in each)
@@ -301,6 +313,21 @@ def test_peaks_after_a_restart_leave_out_whom_the_killed_server_had(either, smal
     experience.JOB.answer(parts, None)
     peaks = {row["key"]: row["peak_viewers"] for row in parts.rows("experience") if row["by"] in {"all", "node"}}
     assert peaks == {"all": 57, "n1": 50, "n2": 7}
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_time_of_a_viewer_that_is_open_goes_on_until_its_server_was_last_heard_of(either, small):
+    """Rates are those of its last row, by the whole time; what it was sent ends with the row."""
+    from flowctl.analyze.viewers import experience, sessions
+
+    counts = {"sent_bytes": 4_000_000, "pictures_sent": 250, "pictures_wanted": 250, "stall_ms": 1000.0}
+    opens = [close(10, 1, duration_s=10.0, reason=None, startup_ms=0.0, **counts)]
+    closes = [close(40, 2, duration_s=10.0, startup_ms=0.0, sent_bytes=8_000_000, pictures_sent=500)]
+    held = Held(either, {"flow_opens": opens, "flow_closes": closes})
+    said = experience.JOB.answer(HeldParts(held, sessions.JOB, experience.JOB, small=small), None).summary
+    assert said["play_hours"] * 3600 == pytest.approx(40.0 + 10.0, abs=0.2)
+    assert (said["bit_rate"], said["frames_per_s"]) == (pytest.approx((4 * 3.2e6 + 6.4e6) / 5), pytest.approx(30.0))
+    assert (said["sent_bytes"], said["stall_ratio"]) == (12_000_000, 0.1)
 
 
 @pytest.mark.parametrize("other", [0, 300])

@@ -91,9 +91,9 @@ class HeldParts:
         small: bool = False,
     ) -> None:
         self.spark, self.out, self.since, self.until, self.small = records.spark, "", since, until, small
-        rows = [row["ts"] for table in records.rows.values() for row in table]
-        self.newest = max(rows, default=None)
         told = sorted((row["ts"], row["node"]) for table in records.rows.values() for row in table)
+        told = [(at, node) for at, node in told if until is None or at < until]
+        self.newest = told[-1][0] if told else None
         self.heard = {node: at for at, node in told}
         self.accounts = [{"table": name, "rows_out": len(rows)} for name, rows in records.rows.items()]
         self.results: dict[str, Any] = {}
