@@ -319,7 +319,8 @@ def crowd(found: ReportFindings) -> Shot | None:
     paints = [*(f"s{number}" for number in (1, 2, 3, 4, 5, 6, 8)), "quiet"]
     layers = [(words(name, 40), paint, of) for (name, of), paint in zip(found.streams.items(), paints, strict=False)]
     at = max(found.moments, key=lambda row: number(row.get("viewers")) or 0.0)
-    said = f"Most at {_stamp(at['from_s'])}: {figure(at.get('viewers'))}, the mean of {span(at['length_s'])}."
+    most = f"Most at {_stamp(at['from_s'])}: {figure(at.get('viewers'))}, the mean of {span(at['length_s'])}"
+    said = f"{most}: of each minute, of the part from its first viewer to its last."
     plot = _over_time(found, layers, "count", 0.0)
     return Shot("crowd", "How many viewers had each stream?", said, plot=plot, note=said)
 

@@ -410,8 +410,9 @@ def _student(freedom: float) -> float:
 def _over_time(tables: Tables, named: Sequence[str]) -> dict[str, Any]:
     """Return `fleet_streams` over time: `moments`, `streams`, `peaks` of `ReportFindings`; {}: there is nothing."""
     states = [f"share_{state}" for state in STATES]
-    sums = pd.DataFrame()
-    for frame in tables.batches("fleet_streams", ("minute", "app", "stream", "viewers", *states), "minute"):
+    sums, ends = pd.DataFrame(), list[pd.DataFrame]()
+    wanted = ("minute", "app", "stream", "viewers", "first_s", "last_s", *states)
+    for frame in tables.batches("fleet_streams", wanted, "minute"):
         values = frame[["viewers", *states]].astype(float)
         values = values.where(values.abs() <= _MOST_FIGURE)
         values[states] = values[states].mul(values["viewers"], axis=0)
@@ -419,8 +420,15 @@ def _over_time(tables: Tables, named: Sequence[str]) -> dict[str, Any]:
         minutes = pd.to_datetime(frame["minute"], utc=True, errors="coerce").rename("minute")
         part = values.groupby([minutes, keys.where(keys.isin(named), "all others").rename("name")]).sum()
         sums = part if sums.empty else sums.add(part, fill_value=0.0)
+        there = frame.reindex(columns=["first_s", "last_s"]).astype(float).fillna({"first_s": 0.0, "last_s": 60.0})
+        ends.append(there.groupby(minutes).agg({"first_s": "min", "last_s": "max"}))
     if sums.empty:
         return {}
+    # A minute in which records begin or end is told by the part of it in which anybody watched.
+    within = pd.concat(ends).groupby(level="minute").agg({"first_s": "min", "last_s": "max"})
+    sums["viewers"] *= sums.index.get_level_values("minute").map(
+        60 / (within["last_s"] - within["first_s"]).clip(1, 60)
+    )
     of_all = sums.groupby(level="minute").sum()
     began, viewers = of_all.index.min(), of_all["viewers"]
     ages_s = pd.Index((of_all.index - began).total_seconds())

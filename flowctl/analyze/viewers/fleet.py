@@ -39,12 +39,12 @@ _SUMS: Final = (
 )
 _OF_STREAM: Final = {"app": "string", "stream": "string", "node": "string", "minute": "timestamp"}
 PART_COLUMNS: Final[dict[str, str]] = {
-    **_OF_STREAM, "span": "int", **dict.fromkeys(_SUMS, "bigint"), "delays": "binary",
+    **_OF_STREAM, "span": "int", **dict.fromkeys((*_SUMS, "first_us", "last_us"), "bigint"), "delays": "binary",
 }  # fmt: skip
 """A row is of one minute, or stands for each of `span` minutes from `minute` on."""
 STREAM_COLUMNS: Final[dict[str, str]] = {
     **_OF_STREAM,
-    "viewers": "double",
+    **dict.fromkeys(("viewers", "first_s", "last_s"), "double"),
     "viewers_seen": "bigint",
     **{f"share_{name}": "double" for name in STATE_NAMES},
     **{f"delay_{name}_ms": "double" for name in ("p50", "p95", "p99")},
@@ -53,7 +53,8 @@ STREAM_COLUMNS: Final[dict[str, str]] = {
     **dict.fromkeys(("sent_bytes", "joins", "leaves"), "bigint"),
     "source": "string",
 }
-"""Contract of ``fleet_streams``. Grain: one stream, node and minute. `viewers`: mean by time."""
+"""Contract of ``fleet_streams``. Grain: one stream, node and minute. `viewers`: mean by time; `first_s`, `last_s`: from
+when until when in the minute anybody watched."""
 SUBNET_COLUMNS: Final[dict[str, str]] = {"subnet": "string", **experience.FIGURES}
 """Contract of ``fleet_subnets``. Grain: one /24 or /48; "": addresses that are hashes."""
 
@@ -68,7 +69,7 @@ def minutes(records: Records, _: Any = None) -> DataFrame:
     hours = [int(begin_of(hour).timestamp()) // 3600 for hour in records.hours("flow_samples")]
     rows = viewer_minutes(seen_sessions(records), hours)
     if hours:
-        sampled = query("viewers/sampled_minutes", {"samples": records.table("flow_samples")})
+        sampled = query("viewers/sampled_minutes", {"samples": records.table("flow_samples")}, minute_us=MINUTE_US)
         rows = run_text("SELECT * FROM rows UNION ALL SELECT * FROM sampled", {"rows": rows, "sampled": sampled})
     return query("viewers/minutes", {"viewer_minutes": rows}, sketch_k=SKETCH_K)
 
@@ -103,7 +104,7 @@ def answer(parts: Parts, _: Any = None) -> JobAnswer:
 
 JOB: Final = AnalysisJob(
     name="fleet",
-    parts=(JobPart("minutes", PART_COLUMNS, minutes, ("flow_closes", "flow_samples"), version=3),),
+    parts=(JobPart("minutes", PART_COLUMNS, minutes, ("flow_closes", "flow_samples"), version=4),),
     uses=("sessions", "open_sessions", "felt"),
     results=("fleet_streams", "fleet_subnets"),
     answer=answer,

@@ -26,6 +26,8 @@ summed AS (
     nvl(try_sum(dropped_messages), :most) AS dropped_messages,
     nvl(try_sum(sent_bytes), :most) AS sent_bytes,
     nvl(try_sum(missed), :most) AS missed,
+    min(first_us) AS first_us,
+    max(last_us) AS last_us,
     kll_merge_agg_float(delays) AS delays
   FROM each
   GROUP BY app, stream, node, timestamp_micros(unix_micros(minute) + later * :minute_us)
@@ -43,6 +45,8 @@ SELECT
   node,
   minute,
   us / :minute_us AS viewers,
+  first_us / 1e6 AS first_s,
+  last_us / 1e6 AS last_s,
   viewers_seen,
   try_divide(ready_us, states_us) AS share_ready,
   try_divide(overloaded_us, states_us) AS share_overloaded,

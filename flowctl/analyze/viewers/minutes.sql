@@ -25,6 +25,8 @@ SELECT
   nvl(try_sum(dropped_messages), :most) AS dropped_messages,
   nvl(try_sum(sent_bytes), :most) AS sent_bytes,
   nvl(try_sum(missed), :most) AS missed,
+  min(first_us) AS first_us,
+  max(last_us) AS last_us,
   kll_sketch_agg_float(delay_ms, :sketch_k) AS delays
 FROM viewer_minutes
 GROUP BY app, stream, node, minute, span, date, hour

@@ -1,21 +1,39 @@
--- Viewer minutes of samples: a row of each viewer and minute; an interval counts in the minute in which it ends.
+-- Viewer minutes of samples: a row of each viewer and minute. The time of an interval counts in the minutes that it
+-- covers, messages and bytes in that in which it ends.
 --
 -- Input: samples (rows of flow_samples). The columns are those of session_minutes.sql.
 
 WITH timed AS (
-  SELECT *, CAST(round(interval_ms * 1e3) AS BIGINT) AS us, date_trunc('minute', ts) AS minute
+  SELECT
+    *,
+    unix_micros(ts) AS until,
+    unix_micros(ts) - CAST(round(interval_ms * 1e3) AS BIGINT) AS began,
+    greatest(floor((unix_micros(ts) - 1) / :minute_us),
+      floor((unix_micros(ts) - CAST(round(interval_ms * 1e3) AS BIGINT)) / :minute_us)) AS last,
+    floor(unix_micros(date_trunc('hour', ts)) / :minute_us) AS first
   FROM samples
   WHERE role IN (:viewing)
+),
+spread AS (
+  -- What lies more than a minute before the hour stays in that minute.
+  SELECT *, explode(sequence(greatest(floor(began / :minute_us), first - 1), last)) AS number FROM timed
+),
+covered AS (
+  SELECT
+    *,
+    least(until, (number + 1) * :minute_us)
+      - CASE WHEN number < first THEN began ELSE greatest(began, number * :minute_us) END AS us
+  FROM spread
 )
 SELECT
   app,
   stream,
   node,
-  minute,
+  timestamp_micros(number * :minute_us) AS minute,
   date,
   hour,
   1 AS span,
-  1 AS viewers_seen,
+  max(CASE WHEN number < first THEN 0 ELSE 1 END) AS viewers_seen,
   0 AS joins,
   0 AS leaves,
   nvl(try_sum(us), :most) AS us,
@@ -26,17 +44,19 @@ SELECT
   nvl(try_sum(CASE WHEN state = 'OVERLOADED' THEN us ELSE 0 END), :most) AS overloaded_us,
   nvl(try_sum(CASE WHEN state = 'SOFT_LIMIT' THEN us ELSE 0 END), :most) AS soft_us,
   nvl(try_sum(CASE WHEN state = 'HARD_LIMIT' THEN us ELSE 0 END), :most) AS hard_us,
-  nvl(try_sum(coalesce(accepted_messages_control, 0) + coalesce(accepted_messages_header, 0)
+  nvl(try_sum(CASE WHEN number = last THEN coalesce(accepted_messages_control, 0) + coalesce(accepted_messages_header, 0)
     + coalesce(accepted_messages_key, 0) + coalesce(accepted_messages_inter, 0)
     + coalesce(accepted_messages_disposable, 0) + coalesce(accepted_messages_audio, 0)
-    + coalesce(accepted_messages_data, 0)), :most) AS accepted_messages,
-  nvl(try_sum(coalesce(dropped_messages_control, 0) + coalesce(dropped_messages_header, 0)
+    + coalesce(accepted_messages_data, 0) ELSE 0 END), :most) AS accepted_messages,
+  nvl(try_sum(CASE WHEN number = last THEN coalesce(dropped_messages_control, 0) + coalesce(dropped_messages_header, 0)
     + coalesce(dropped_messages_key, 0) + coalesce(dropped_messages_inter, 0)
     + coalesce(dropped_messages_disposable, 0) + coalesce(dropped_messages_audio, 0)
-    + coalesce(dropped_messages_data, 0)), :most) AS dropped_messages,
-  nvl(try_sum(coalesce(sent_bytes, 0)), :most) AS sent_bytes,
+    + coalesce(dropped_messages_data, 0) ELSE 0 END), :most) AS dropped_messages,
+  nvl(try_sum(CASE WHEN number = last THEN coalesce(sent_bytes, 0) ELSE 0 END), :most) AS sent_bytes,
   0 AS missed,
   CAST(try_divide(sum(viewer_delay_ms * us), sum(CASE WHEN viewer_delay_ms IS NOT NULL THEN us * 1e0 END)) AS FLOAT)
-    AS delay_ms
-FROM timed
-GROUP BY app, stream, node, minute, conn_id, date, hour
+    AS delay_ms,
+  min(greatest(began - number * :minute_us, 0)) AS first_us,
+  max(least(until - number * :minute_us, :minute_us)) AS last_us
+FROM covered
+GROUP BY app, stream, node, number, conn_id, date, hour

@@ -92,5 +92,7 @@ SELECT
   CASE WHEN NOT never AND number = first
       AND NOT ((:sampled OR begin_hour IN (:hours)) AND (:sampled OR end_hour IN (:hours)))
     THEN 1 ELSE 0 END AS missed,
-  CASE WHEN alone THEN CAST(delay_p50_ms AS FLOAT) END AS delay_ms
+  CASE WHEN alone THEN CAST(delay_p50_ms AS FLOAT) END AS delay_ms,
+  CASE WHEN alone THEN greatest(began - number * :minute_us, 0) END AS first_us,
+  CASE WHEN alone THEN least(until - number * :minute_us, :minute_us) END AS last_us
 FROM parts

@@ -442,6 +442,19 @@ def test_crowd_when_streams_are_many_has_the_largest_and_all_others(tmp_path):
     ]
 
 
+def test_crowd_when_records_begin_and_end_within_minutes_is_of_the_part_that_was_watched(tmp_path):
+    ends = {0: (42.0, 60.0), 1: (0.0, 60.0), 2: (0.0, 12.0)}
+    rows = [
+        minute(at, stream=name, viewers=most * (last - first) / 60, first_s=first, last_s=last)
+        for at, (first, last) in ends.items()
+        for name, most in (("s0", 50.0), ("s1", 8.0))
+    ]
+    found = found_of(tmp_path / "r", {"fleet_streams": [*rows, minute(5, viewers=7.0)]}, {})
+    assert [row["viewers"] for row in found.moments] == pytest.approx([58.0, 58.0, 58.0, 7.0])
+    said = evidence.crowd(found).description
+    assert ": 58, the mean of 60.0 s: of each minute, of the part from its first viewer to its last." in said
+
+
 @pytest.mark.parametrize(("still", "said"), [(3, True), (0, False)])
 def test_page_when_viewers_are_open_says_where_their_figures_end(tmp_path, still, said):
     found = found_of(tmp_path / "r", jobs=notes(sessions={"state": "done", "summary": {"open": still}}))

@@ -49,13 +49,13 @@ def _samples() -> tuple[str, ...]:
 
 def test_minutes_of_samples_count_each_viewer_once(told):
     row = told[0]["s", 0]
-    assert (row["viewers"], row["viewers_seen"], row["source"]) == (pytest.approx(89 / 60), 2, "samples")
+    assert (row["viewers"], row["viewers_seen"], row["source"]) == (1.5, 2, "samples")
     assert (row["delay_p50_ms"], row["delay_p95_ms"]) == (100.0, 900.0)
-    assert row["share_soft"] == pytest.approx(30 / 89)
-    assert row["picture_share"] == pytest.approx((59 + 15) / 89)
-    assert (row["accepted_messages"], row["joins"], row["leaves"]) == (890, 2, 1)
+    assert row["share_soft"] == pytest.approx(30 / 90)
+    assert row["picture_share"] == pytest.approx((60 + 15) / 90)
+    assert (row["accepted_messages"], row["joins"], row["leaves"]) == (900, 2, 1)
     later = told[0]["s", 1]
-    assert (later["viewers_seen"], later["leaves"], later["joins"]) == (1, 1, 0)
+    assert (later["viewers_seen"], later["leaves"], later["joins"]) == (0, 1, 0)
 
 
 def test_minutes_of_a_viewer_without_samples_are_its_session_spread(told):
@@ -112,7 +112,7 @@ def test_minutes_when_samples_of_one_hour_are_gone_count_once(either, hour):
     from flowctl.analyze.viewers import experience, fleet, sessions
 
     closes = [close(3720, 1, duration_s=240.0, startup_ms=0.0, asked_ms=0.0, samples_count=8)]
-    rows = [sample(0, 1) | {"ts": at(3500 + 120 * hour + 30 * number), "interval_ms": 30_000.0} for number in range(3)]
+    rows = [sample(0, 1) | {"ts": at(3510 + 120 * hour + 30 * number), "interval_ms": 30_000.0} for number in range(3)]
     samples = [dict.fromkeys(_samples()) | row for row in rows]
     held = Held(either, {"flow_closes": closes, "flow_samples": samples})
     parts = HeldParts(held, sessions.JOB, experience.JOB, fleet.JOB)
@@ -122,6 +122,24 @@ def test_minutes_when_samples_of_one_hour_are_gone_count_once(either, hour):
     sampled = {3480 + 120 * hour: (1.0, "samples"), 3540 + 120 * hour: (0.5, "samples")}
     spread = dict.fromkeys([3600, 3660] if hour == 0 else [3480, 3540], (1.0, "sessions"))
     assert told == sampled | spread
+
+
+def test_minutes_of_long_samples_have_each_viewer_for_as_long_as_it_was_there(either):
+    """A calm server takes samples of 6 to 12 s; what they counted is in the minute in which they end."""
+    from flowctl.analyze.viewers import experience, fleet, sessions
+
+    rounds = {3555: 5, 3567: 12, 3579: 12, 3591: 12, 3603: 12, 3615: 12, 3627: 12, 3630: 3}
+    samples = [
+        dict.fromkeys(_samples()) | sample(end, number, interval_ms=length * 1e3, sent_bytes=length)
+        for end, length in rounds.items()
+        for number in range(10)
+    ]
+    parts = HeldParts(Held(either, {"flow_samples": samples}), sessions.JOB, experience.JOB, fleet.JOB)
+    fleet.JOB.answer(parts, None)
+    names = ("viewers", "first_s", "last_s", "viewers_seen", "sent_bytes")
+    found = {row["minute"]: tuple(row[name] for name in names) for row in parts.rows("fleet_streams")}
+    fifty, thirty = pytest.approx(10 * 50 / 60), pytest.approx(10 * 30 / 60)
+    assert found == {3540.0: (fifty, 10.0, 60.0, 10, 410), 3600.0: (thirty, 0.0, 30.0, 10, 390)}
 
 
 def test_minutes_of_long_sessions_are_kept_by_hours_and_told_one_by_one(either):
