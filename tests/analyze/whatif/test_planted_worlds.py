@@ -59,7 +59,7 @@ def test_advice_when_it_is_set_in_planted_worlds_keeps_its_promises_and_makes_no
                 worse += [name] * (after.late_p95_ms > before.late_p95_ms * 1.3)
     assert not worse, worse
     assert {name: sum(some) >= 0.9 * len(some) for name, some in kept.items()} == dict.fromkeys(kept, True), kept
-    assert known >= 8  # a rule that always said "keep" would keep all its promises
+    assert known >= 7  # of 20: a rule that always said "keep" would keep all its promises
     assert wider >= 50
 
 
