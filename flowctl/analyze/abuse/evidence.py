@@ -57,6 +57,6 @@ EVIDENCE: Final = JobPart(
     make=_make,
     reads=("flow_closes", "flow_opens", "flow_events"),
     depends=lambda options: " ".join(f"{getattr(options.weights, name):g}" for name in _WEIGHTS_USED),
-    version=6,
+    version=7,
     looks_back_h=24,
 )

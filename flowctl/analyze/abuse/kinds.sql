@@ -9,8 +9,9 @@
 -- probes: one may be under way, or was not answered because kernels answer only two a second. If the record does not
 -- tell (there is a proxy in between), the line of a viewer that had read for longer was lost. Had the program read
 -- before? It says so itself, as RTMP has it (received 4 MiB, it has: each 2.5 MB at the latest), and cannot have read
--- more than its kernel got; or its kernel got more than it holds (256 KiB, unless an owner set more), and too little to
--- be told of. A kernel holds 16 MiB at the very most: one that was sent less, for less than a minute, need not have read.
+-- more than its kernel got (a word of less than a kernel holds proves nothing: it counts as none); or its kernel got
+-- more than it holds (256 KiB, unless an owner set more), and too little to be told of. A kernel holds 16 MiB at the very
+-- most: one that was sent less, for less than a minute, need not have read.
 -- Did a protocol error come after the handshake? If the record does not tell, it did not.
 
 WITH judged AS (
@@ -21,7 +22,7 @@ WITH judged AS (
     coalesce(role = 'unknown', true) AS _unknown,
     duration_s * 1e3 - coalesce(startup_ms, 0e0) - unrecovered_ms AS _before_ms,
     window_bytes < 1460 AND retransmits + probes < 2 AS _stalls,  -- null: not told
-    CASE WHEN read_bytes IS NULL THEN acked_bytes BETWEEN 262144 AND 4194304 ELSE read_bytes <= acked_bytes END
+    CASE WHEN read_bytes >= 262144 THEN read_bytes <= acked_bytes ELSE acked_bytes BETWEEN 262144 AND 4194304 END
       AS _has_read
   FROM rows
 ),

@@ -318,6 +318,11 @@ OF_HOURS = {
             a, "stuck", 40, **NEVER_READ, **CLOSED | {"sent_bytes": 1_200_000, "acked_bytes": 940_000}
         ),
     ),
+    "people who pause soon, and whose players say each quarter of a megabyte": (
+        "ok",
+        "192.0.2.126",
+        lambda a: ends_apart(a, "stuck", 40, **NEVER_READ, **CLOSED, acked_bytes=330_000, read_bytes=250_100),
+    ),
     "one who pauses after half a minute, and whose player says that it had read": (
         "ok",
         "192.0.2.122",
@@ -347,6 +352,11 @@ OF_HOURS = {
         "ban",
         "192.0.2.123",
         lambda a: ends_apart(a, "stuck", 12, **NEVER_READ, **CLOSED, acked_bytes=60_000, read_bytes=2_500_000),
+    ),
+    "one that says it has read a byte, and has read none": (
+        "ban",
+        "192.0.2.125",
+        lambda a: ends_apart(a, "stuck", 12, **NEVER_READ, **CLOSED, acked_bytes=40_000, read_bytes=1),
     ),
     "one that reads nothing, behind the usual window": (
         "ban",
