@@ -10,7 +10,8 @@ WITH judged AS (
     event IS NULL AS is_close,
     -- An end that counts as good standing.
     event IS NULL AND startup_ms IS NOT NULL AND NOT coalesce(kind IN (
-      'deaf_close', 'never_read', 'deaf_http', 'cut_at_once', 'protocol_error', 'short_connection'), false) AS is_good,
+      'deaf_close', 'never_read', 'deaf_http', 'maybe_paused', 'cut_at_once', 'protocol_error', 'short_connection'),
+      false) AS is_good,
     coalesce(NOT kind IN (:before_playing) AND NOT startswith(kind, 'refused.'), false) AS is_serious,
     -- It waits for a stream, or did until we ended that.
     coalesce(role IN (:viewing) AND startup_ms IS NULL AND (event = 'open' OR (event IS NULL

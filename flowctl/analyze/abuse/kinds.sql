@@ -11,7 +11,9 @@
 -- before? It says so itself, as RTMP has it (received 4 MiB, it has: each 2.5 MB at the latest), and cannot have read
 -- more than its kernel got (a word of less than a kernel holds proves nothing: it counts as none); or its kernel got
 -- more than it holds (256 KiB, unless an owner set more), and too little to be told of. A kernel holds 16 MiB at the very
--- most: one that was sent less, for less than a minute, need not have read.
+-- most: one that was sent less, for less than a minute, need not have read. One whose kernel got no more than it holds may
+-- have read all, or nothing. But one that reads nothing stands still at once, for the group of pictures that is there
+-- comes at once, and a stream of 2.5 Mbit/s fills kernels in a second: who goes on for 2 s may be somebody who paused.
 -- Did a protocol error come after the handshake? If the record does not tell, it did not.
 
 WITH judged AS (
@@ -50,6 +52,7 @@ named AS (
       WHEN _slow AND _stalls
         AND (coalesce(_has_read, false) OR sent_bytes > 16777216 OR _before_ms >= :settled_s * 1e3) THEN 'paused'
       WHEN _slow AND role = 'http_flv' THEN 'deaf_http'
+      WHEN _slow AND _stalls AND acked_bytes < 262144 AND _before_ms >= 2e3 THEN 'maybe_paused'
       WHEN _slow AND _before_ms < :short_s * 1e3 THEN 'never_read'
       WHEN _slow THEN 'deaf_close'
       WHEN _left AND _unknown THEN 'fruitless_connection'

@@ -34,6 +34,7 @@ DEFAULT_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
         "deaf_close": 1.0,  # cut as slow, and took nothing in all of that trouble, nor showed before that it reads
         "never_read": 1.0,  # the same from the start: it was served, and took nothing
         "deaf_http": 0.2,  # either of them over HTTP: a page can have its visitors' browsers ask and not read
+        "maybe_paused": 0.2,  # either of them, of a small stream: its kernel got too little to know whether it read
         "lost_line": 0.0,  # cut as slow, its kernel silent (not told: it had read for longer): a tunnel, no reception
         "paused": 0.0,  # cut as slow, its kernel there, and it had read, for a second or more: a pause
         "cut_at_once": 0.0,  # cut as slow within moments: a publisher's burst fills what waits, at any rate of reading
@@ -48,7 +49,7 @@ DEFAULT_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
 BEFORE_PLAYING: Final = ("handshake_timeout", "not_rtmp", "auth_refused", "fruitless_connection", "short_connection")
 """Ends of connections that never played or published, or left at once."""
 MILD: Final = frozenset(
-    {*BEFORE_PLAYING, "protocol_error", "deaf_http", *(f"limit_hit.{name}" for name in MILD_LIMITS)}
+    {*BEFORE_PLAYING, "protocol_error", "deaf_http", "maybe_paused", *(f"limit_hit.{name}" for name in MILD_LIMITS)}
 )
 """Kinds that never ban, however often: third parties can cause them, or honest clients do them for hours. Kinds without
 a weight of their own never ban either: a limit of another version may be one that honest peers run into."""

@@ -318,6 +318,20 @@ OF_HOURS = {
             a, "stuck", 40, **NEVER_READ, **CLOSED | {"sent_bytes": 1_200_000, "acked_bytes": 940_000}
         ),
     ),
+    "people who pause within three seconds of a stream of 300 kbit/s": (
+        "ok",
+        "192.0.2.127",
+        lambda a: ends_apart(
+            a, "stuck", 20, **DEAF | {"duration_s": 23.0}, **CLOSED | {"sent_bytes": 400_000, "acked_bytes": 178_000}
+        ),
+    ),
+    "who pauses a small stream after a quarter of a minute, sixty times in an hour": (
+        "limit",
+        "192.0.2.128",
+        lambda a: ends_apart(
+            a, "stuck", 60, **DEAF_AT_LAST, **CLOSED | {"sent_bytes": 450_000, "acked_bytes": 250_000}
+        ),
+    ),
     "people who pause soon, and whose players say each quarter of a megabyte": (
         "ok",
         "192.0.2.126",
@@ -352,6 +366,13 @@ OF_HOURS = {
         "ban",
         "192.0.2.123",
         lambda a: ends_apart(a, "stuck", 12, **NEVER_READ, **CLOSED, acked_bytes=60_000, read_bytes=2_500_000),
+    ),
+    "one that reads nothing, and stands still within two seconds": (
+        "ban",
+        "192.0.2.129",
+        lambda a: ends_apart(
+            a, "stuck", 12, **DEAF | {"duration_s": 21.9}, **CLOSED | {"sent_bytes": 300_000, "acked_bytes": 65_536}
+        ),
     ),
     "one that says it has read a byte, and has read none": (
         "ban",

@@ -26,6 +26,7 @@ ENDS = {
     "deaf_close": {"reason": "hard limit", "duration_s": 35.0, **DEAF},
     "lost_line": {"reason": "stuck", "duration_s": 400.0, **DEAF},
     "paused": {"reason": "stuck", "duration_s": 400.0, **DEAF, **CLOSED},
+    "maybe_paused": {"reason": "stuck", "duration_s": 35.0, "acked_bytes": 200_000, **DEAF, **CLOSED},
     "cut_at_once": {"reason": "hard limit", "duration_s": 3.0, "unrecovered_ms": 0.2, "unrecovered_bytes": 0},
     "deaf_http": {"reason": "stuck", "role": "http_flv", **NEVER_READ},
     "never_read": {"reason": "stuck", **NEVER_READ},
