@@ -43,6 +43,10 @@ LEAST_STAY_S: Final = 2.0
 """Least stay of a viewer in a distribution over viewers: a shorter one has a sample or two, of its join."""
 MOST_SAMPLED: Final = 300_000
 """Most sessions that figures over viewers are made of; of more a random sample is taken, some 150 MB."""
+_LARGE_PART: Final = 1 / 300
+"""Error of a sum over a sample from which on one address would bring it in alone."""
+_PLACES: Final = 1 << 20
+"""Places that addresses are counted in, by their hash."""
 PICTURES: Final = (-math.inf, 0.5, 0.8, 0.95, 1.0, math.inf)
 _PICTURE_WORDS: Final = ["all", "95 % and more", "80 to 95 %", "50 to 80 %", "less than half", "not known"]
 """Classes of viewers by their share of the pictures, and what they are called."""
@@ -101,12 +105,24 @@ class Tables:
                 yield pa.Table.from_batches(some).to_pandas().reindex(columns=list(columns or there))
 
     def sample(self, names: Mapping[str, str], columns: Sequence[str]) -> tuple[pd.DataFrame, float]:
-        """Return all rows of tables (name -> column with the time), or a random sample, and which share that is."""
-        found, drawn = pd.DataFrame(), 1.0
+        """Return all rows of tables (name -> column with the time), or a random sample, and which share that is.
+
+        Addresses are drawn, each with all its rows, so that what is said of one is true of those in the sample. Only an
+        address of so many rows that chance would lie in it is drawn row by row: it is many people.
+        """
+        counts = np.zeros(_PLACES, np.int64)
+        for name, at in names.items():
+            for frame in self.batches(name, ("peer_ip", "conn_id", at), at):
+                counts += np.bincount(_hashes(frame) % _PLACES, minlength=_PLACES)
+        large = counts > math.sqrt(float(counts.sum()) * MOST_SAMPLED) * _LARGE_PART
+        found, drawn, chance = pd.DataFrame(), 1.0, np.random.default_rng(1)
         for frame in (frame for name, at in names.items() for frame in self.batches(name, columns, at)):
-            found = pd.concat([found, frame.sample(frac=drawn, random_state=1)], ignore_index=True)
+            hashes = _hashes(frame)
+            draws = np.where(large[hashes % _PLACES], chance.random(len(frame)), hashes / 2.0**64)
+            found = pd.concat([found, frame.assign(_draw=draws)[draws < drawn]], ignore_index=True)
             while len(found) > MOST_SAMPLED:
-                found, drawn = found.sample(frac=0.5, random_state=1), drawn / 2
+                drawn /= 2
+                found = found[found["_draw"] < drawn]
         return found, drawn
 
     def top(self, name: str, top: Top) -> dict[str, CutTable]:
@@ -118,6 +134,12 @@ class Tables:
                 before, total = kept.get(str(value), (rows.head(0), 0))
                 kept[str(value)] = first(pd.concat([before, rows]), top.order, top.most), total + len(rows)
         return {value: CutTable(rows_of(rows), total) for value, (rows, total) in kept.items()}
+
+
+def _hashes(rows: pd.DataFrame) -> Any:
+    """Return a number per row, the same for the same address; a connection without one stands for itself."""
+    of = rows["peer_ip"].fillna(rows["conn_id"].astype(str)).astype(str)
+    return pd.util.hash_array(of.to_numpy(object))
 
 
 def first(rows: pd.DataFrame, order: Sequence[str], most: int = MOST_ROWS) -> pd.DataFrame:
@@ -317,7 +339,7 @@ def _links(troubled: pd.Series[Any], viewers: pd.Series[Any], drawn: float) -> C
             "key": network,
             "viewers": round(tally["viewers"] / drawn),
             "troubled": round(tally["troubled"] / drawn),
-            "addresses": sum(name.startswith("unit ") for name in tally),
+            "addresses": round(sum(name.startswith("unit ") for name in tally) / drawn),
         }
         for network, tally in found.items()
         if tally["troubled"]

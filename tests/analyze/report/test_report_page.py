@@ -248,6 +248,26 @@ def test_figures_when_sessions_are_very_many_are_of_a_random_sample(tmp_path, mo
     assert "Curves and errors are of a random sample, 25 %." in Page(render(found)).words
 
 
+def test_people_when_sessions_are_very_many_are_those_of_whole_addresses(tmp_path, monkeypatch):
+    monkeypatch.setattr(gather, "MOST_SAMPLED", 3000)
+    monkeypatch.setattr(gather, "_BATCH_ROWS", 50)
+    visits = [BEGAN + timedelta(seconds=700 * n) for n in range(9)]
+    rows = [
+        session(9 * one + n, peer_ip=f"10.{one // 250}.0.{one % 250}", close_reason="peer closed", opened_at=at,
+                closed_at=at + timedelta(seconds=600), blame="viewer_link" if one < 250 and n < 2 else "none")
+        for one in range(500)
+        for n, at in enumerate(visits)
+    ]  # fmt: skip
+    proxy = [session(10**6 + n, peer_ip="10.9.9.9", blame="none") for n in range(2000)]  # all of them at once
+    found = found_of(tmp_path / "r", {"sessions": rows + proxy, "experience": [felt("all", "all", 2500, 250)]}, {})
+    assert found.totals["drawn_share"] == 0.25
+    [link] = found.rows("links")
+    assert (link["key"], link["viewers"]) == ("10.0.0.0/24", pytest.approx(250, rel=0.3))
+    assert link["viewers"] == link["troubled"] == link["addresses"]
+    assert found.totals["people"] == pytest.approx(2500, rel=0.1)
+    assert found.totals["connections"] == pytest.approx(6500, rel=0.1)
+
+
 def test_tiles_when_some_waited_or_left_soon_say_what_the_table_of_all_says(tmp_path):
     waiting = [session(n, play_s=None, first_frame_ms=None, picture_share=None, duration_s=36e3) for n in range(30)]
     rows = [*(session(number) for number in range(90)), *waiting]
