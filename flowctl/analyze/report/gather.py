@@ -457,13 +457,16 @@ def _over_time(tables: Tables, named: Sequence[str]) -> dict[str, Any]:
     length_s = next((step for step in _STEPS_S if (ages_s.max() + 60) / step <= MOST_MOMENTS), _STEPS_S[-1])
     placed = of_all.groupby(ages_s // length_s * length_s)
     moments = placed[states].sum().rename(columns=dict(zip(states, STATES, strict=True))).head(MOST_MOMENTS)
-    moments = moments.div(moments.sum(axis=1).replace(0, math.nan), axis=0).assign(viewers=placed["viewers"].mean())
+    moments = moments.div(moments.sum(axis=1).replace(0, math.nan), axis=0)
+    minutes = np.minimum(length_s, ages_s.max() + 60 - moments.index) / 60  # also those in which nobody watched
+    moments = moments.assign(viewers=placed["viewers"].sum().head(MOST_MOMENTS) / minutes)
     moments = moments.assign(from_s=moments.index + began.timestamp(), length_s=float(length_s))
     each = (
         sums.pivot_table("viewers", "minute", "name", fill_value=0.0)
         .groupby(ages_s // length_s * length_s)
-        .mean()
+        .sum()
         .head(MOST_MOMENTS)
+        .div(minutes, axis=0)
     )
     streams = {name: each[name].round(2).tolist() for name in (*named, "all others") if name in each}
     # A day that was not recorded to its end has not had its peak: taken in, it would make a trend.

@@ -475,6 +475,16 @@ def test_crowd_when_records_begin_and_end_within_minutes_is_of_the_part_that_was
     assert ": 58, the mean of 60.0 s: of each minute, of the part from its first viewer to its last." in said
 
 
+def test_crowd_when_most_minutes_had_no_viewers_is_the_mean_over_all_of_them(tmp_path):
+    rows = [minute(at, stream="s0", viewers=100.0) for at in (0, 2000)]
+    found = found_of(tmp_path / "r", {"fleet_streams": rows}, {})
+    first, last = found.moments
+    assert first["length_s"] > 60
+    assert first["viewers"] == pytest.approx(100 * 60 / first["length_s"])
+    assert last["viewers"] <= 100
+    assert found.streams["all others"] == pytest.approx([row["viewers"] for row in found.moments], abs=0.01)
+
+
 @pytest.mark.parametrize(("still", "said"), [(3, True), (0, False)])
 def test_page_when_viewers_are_open_says_where_their_figures_end(tmp_path, still, said):
     found = found_of(tmp_path / "r", jobs=notes(sessions={"state": "done", "summary": {"open": still}}))
