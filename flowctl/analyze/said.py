@@ -23,7 +23,7 @@ Of their pictures {picture_share} were sent.
 """,
     "fleet": "{minutes} of streams on nodes, {networks}",
     "abuse": "{bans} to be banned and {limits} to be limited",
-    "whatif": "{choices} tried on {viewers}; recommended:\n  {recommended}\n  {why}",
+    "whatif": "{choices} tried on {viewers}:\n  {recommended}\n  {why}",
     "report": "what to do",
 }
 """Name of a job -> its answer, of figures of its summary; the job capacity words its own (`headline`).

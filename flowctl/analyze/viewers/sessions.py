@@ -31,10 +31,6 @@ TROUBLE_SHARE: Final = 0.01
 """Share of a session that may be trouble all the same: of a long one, flickers of a second in 100 s are none."""
 BLAMES: Final = ("viewer_link", "server_loop", "publisher_burst", "policy")
 """Causes of trouble; the first of those with equal shares is blamed."""
-UNFORCED_KINDS: Final = ("dropped_by_closed", "dropped_by_unfollowed", "dropped_by_requested")
-"""Columns of drops that neither slowness nor policy caused: the peer or the application did not want the messages."""
-
-
 KEYS: Final = ("node", "conn_id")
 RECORD: Final = (*KEYS, "seq")
 """Columns that identify one row of a table of records."""
@@ -44,7 +40,6 @@ _CLOSED: Final = 1 << 62
 """Stands for `seq` in the row of a close: beyond every real one."""
 LEAST_PLAY_S: Final = 1.0
 """Shortest play with a rate: a shorter one had little but the group of pictures that everybody is given at once."""
-WORST_STATES: Final = ("READY", "OVERLOADED", "SOFT_LIMIT", "HARD_LIMIT")
 
 COLUMNS: Final[dict[str, str]] = {
     "node": "string",

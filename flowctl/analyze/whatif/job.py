@@ -524,7 +524,7 @@ def limits_text(
         return_after_s=choice.return_after_s,
     )
     head = [
-        f"Recommended by flowctl analyze whatif from {who}.",
+        f"Written by flowctl analyze whatif from {who}.",
         f"Objective: {objective}{BALANCED_WORDS if objective.strip() == 'balanced' else ''}",
         f"Why: {pick.why}.",
         *([f"Mind: {level_words(levels)}."] if levels else []),

@@ -77,7 +77,7 @@ class Lives:
         stays_s = self._extend_s if stays is None else min(stays, self._extend_s)
         stalls = rows[0]["stalls"] or ()
         seen = -min(stalls[-1], 0) / 1e6 if stalls else 0.0
-        if not seen:
+        if not seen or not self._extend_s:  # or nothing beyond a cut is asked for
             return Draw((0.0, 0.0), stays_s, number * _LATER_S)
         if seen >= self._extend_s:  # who has seen nothing for so long has left, whatever its line does
             return Draw((math.inf, math.inf), stays_s, number * _LATER_S)

@@ -28,7 +28,9 @@ class FlightOptions:
         if len(self.addresses) > _MOST_NETWORKS:
             raise ConfigError(f"the flights name {len(self.addresses)} networks, {_MOST_NETWORKS} are allowed")
         if not 1 <= self.most_at_once <= 100_000:
-            raise ConfigError(f"flights_at_once is {self.most_at_once}, it must be 1 to 100000")
+            raise ConfigError(
+                f"flights_at_once is {self.most_at_once}, it must be 1 to 100000", hint="flights = 0 records none"
+            )
 
 
 def parse_networks(text: str, field: str = "addresses") -> tuple[Network, ...]:
