@@ -254,7 +254,8 @@ class LiveConfig(ServeOptions):
         super(LiveConfig, self).__post_init__()
         if self.policy not in LIVE_POLICIES:
             raise ConfigError(f"policy is {short(self.policy)}, it must be {_POLICY_NAMES}")
-        if self.flights != FlightOptions() and not self.events.folder:
+        by_default = FlightOptions(most_at_once=self.flights.most_at_once)  # which workers share
+        if self.flights != by_default and not self.events.folder:
             raise ConfigError("flights are asked for, but nothing is recorded", hint="give events a folder as well")
         if not 0 <= self.flush_interval_s <= MOST_FLUSH_INTERVAL_S:  # or each viewer would learn of it
             raise ConfigError(

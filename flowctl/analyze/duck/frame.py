@@ -62,7 +62,11 @@ class DataFrame:
     def mapInArrow(self, make: Callable[[Iterator[Any]], Iterator[Any]], ddl: str) -> DataFrame:
         """Return what a Python function makes of all rows: here and now, in one call."""
         rows = (batch for piece in self.sparkSession.pieces(self) for batch in piece.to_batches())
-        return self._made(make(rows), ddl)
+
+        def made() -> Iterator[Any]:
+            yield from make(rows)
+
+        return self._made(made(), ddl)
 
     def groupBy(self, *names: str) -> Groups:
         return Groups(self, names)

@@ -118,7 +118,9 @@ def still_open(parts: Parts) -> DataFrame:
     marks = {"number_bits": CONN_NUMBER_BITS, "every_s": int(OPENS_EVERY_S), "newest_us": newest_us}
     rows = query("viewers/still_open", {**inputs, "heard": heard}, **marks)
     # Few are found here: to plan the search in each query of Spark takes longer.
-    return parts.spark.createDataFrame(rows.toArrow()) if parts.small else rows.persist()
+    if parts.small and (found := rows.toArrow()).num_rows:
+        return parts.spark.createDataFrame(found)
+    return rows.persist()  # Spark Connect makes no frame of a table without rows
 
 
 def ended_us(seen_us: Any, heard_us: Any, next_life_us: Any) -> Any:

@@ -194,8 +194,10 @@ def test_duckdb_when_a_sum_does_not_fit_fails_and_gives_no_other_number(engines)
         run_text("SELECT sum(n) AS n FROM rows", {"rows": rows}).collect()
 
 
-@pytest.mark.parametrize(("given_mib", "most_mib"), [(1024, 512), (1 << 20, 1024)])
-def test_memory_when_a_batch_system_or_a_container_gives_little_is_half_of_it(monkeypatch, given_mib, most_mib):
+@pytest.mark.parametrize(("given_mib", "most_mib"), [(1024, 324), (1800, 900), (1 << 20, 1024)])
+def test_memory_when_a_batch_system_or_a_container_gives_little_leaves_python_its_part(
+    monkeypatch, given_mib, most_mib
+):
     from flowctl.analyze.duck.session import session
 
     monkeypatch.setenv("SLURM_MEM_PER_NODE", f"{given_mib}")
