@@ -15,9 +15,9 @@ from flowctl.records.telemetry.schema import CLASS_NAMES, RECORDED
 
 
 def read(folder, table):
-    paths = sorted(folder.glob(f"{table}/date=*/hour=*/[!._]*.parquet"))
+    paths = folder.glob(f"{table}/date=*/hour=*/[!._]*.parquet")
     tables = [parquet.read_table(path, partitioning=None) for path in paths]
-    return pa.concat_tables(tables).to_pylist() if tables else []
+    return pa.concat_tables(tables).sort_by("seq").to_pylist() if tables else []
 
 
 def test_events_when_viewers_come_and_go_add_up_to_their_totals(tmp_path):

@@ -107,7 +107,9 @@ def test_streams_when_a_server_is_replaced_are_at_both_wherever_their_publisher_
     count = len(pictures(new))
     wait_until(lambda: len(pictures(new)) > count + 10, "the new server to go on alone")
     wait_until(lambda: second.hub.demand is None, "the new one to look for streams nowhere else")
-    assert {item.suffix for item in runtime.iterdir()} == {".sock"}
+    wait_until(
+        lambda: {item.suffix for item in runtime.iterdir()} == {".sock"}, "what was being written to be in place"
+    )
 
 
 def test_name_when_its_publisher_is_with_the_old_server_is_taken_by_nobody_at_the_new_one(live, clients, replaced):
