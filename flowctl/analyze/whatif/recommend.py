@@ -3,9 +3,10 @@
 ``balanced`` advises another choice only where that makes nothing worse: honest viewers cut, pictures missed, delay and
 time to the first picture, over the same time of the same viewers, at both ends of what is not known. It has to bring
 more than the error of what it brings. Where fewer are cut, a delay within the target counts for nothing: what arrives
-in it is on time for the server as well. Of several, the one that cuts fewest is taken, then the one by which least is
-missed, then the one with the least delay; memory decides between equals only. What brings something at one end alone is
-not known: then to widen the limits for an hour shows how stalls go on that are cut now.
+in it is on time for the server as well. Nor does one beyond it keep from a look whether fewer would be cut. Of several,
+the one that cuts fewest is taken, then the one by which least is missed, then the one with the least delay; memory
+decides between equals only. What brings something at one end alone is not known: then to widen the limits for an hour
+shows how stalls go on that are cut now.
 
 Another objective is a list of parts, joined by ``then``: ``disconnects<=1% then delay_p95``. A part with ``<=`` or
 ``>=`` is a bound; one without is an order. Where no choice keeps all bounds, those that break them least are left, and
@@ -170,7 +171,7 @@ def _balanced(rows: Sequence[Row], found: Sequence[Estimate]) -> Pick:
         low, high = (gains(change) for change in one.changes)
         cuts = ["cut" in some for some in (low, high)]
         if any(
-            _worse(change, ("late", "delay") if any(cuts) and on_time else ())
+            _worse(change, ("late", "delay") if any(cuts) and (on_time or not all(cuts)) else ())
             for change, on_time in zip(one.changes, one.on_time, strict=True)
         ):
             continue
