@@ -1,8 +1,9 @@
 """From trials to figures of all viewers, and how far off these may be.
 
 Each viewer that was tried stands for as many of its stratum, as the mean of its trials. What chance does to a figure is
-found by drawing the viewers again, with replacement (Efron, 1979), each with one of its trials: each of `AGAIN` draws
-is a crowd like this one. A
+found by drawing the viewers again, with replacement (Efron, 1979): each of `AGAIN` draws is a crowd like this one. What
+is promised will come once, so each viewer is drawn with one of its trials for that; what is better is so on average,
+and judged by the mean of all. A
 choice and the one in force are drawn together, so that what is common to both is in no difference. Figures are of both
 ends of what is not known. Of cuts, which are few, the bounds are Wilson's (1927), where none in ten is not
 none.
@@ -70,19 +71,17 @@ def estimates(
     of = np.asarray(strata, dtype=int)
     tried = {stratum: int((of == stratum).sum()) for stratum in sizes}
     chance = np.random.default_rng(1)
-    times = np.ones((AGAIN, len(trials)), dtype=int)  # how often each viewer is drawn
+    times = np.ones((1 + AGAIN, len(trials)), dtype=int)  # how often each viewer is drawn
     for stratum, count in tried.items():
         if count:
-            times[:, of == stratum] = chance.multinomial(count, np.full(count, 1 / count), size=AGAIN)
-    columns = []
-    for number, some in enumerate(trials):  # and each time, one of its trials
-        drawn = chance.multinomial(times[:, number], np.full(len(some), 1 / len(some)))
-        share = np.full((1, len(some)), 1 / len(some))
-        columns.append(np.concatenate([share, drawn]) * sizes[strata[number]] / tried[strata[number]])
-    crowds = np.concatenate(columns, axis=1) if columns else np.ones((1 + AGAIN, 0))
-    weight = crowds[0]
-    few = _few(len(trials))
-    figures = [_Figures(part, place, crowds, calm, few) for part in cube]
+            times[1:, of == stratum] = chance.multinomial(count, np.full(count, 1 / count), size=AGAIN)
+    counts = [len(some) for some in trials]
+    each = np.repeat([sizes[stratum] / tried[stratum] for stratum in strata], counts)
+    means = np.repeat(times / np.maximum(counts, 1), counts, axis=1) * each
+    one = [chance.multinomial(times[:, number], np.full(count, 1 / count)) for number, count in enumerate(counts)]
+    crowds = np.concatenate([means[:1], (np.concatenate(one, axis=1) * each)[1:]]) if one else means
+    weight, few = means[0], _few(len(trials))
+    figures, expected = ([_Figures(part, place, some, calm, few) for part in cube] for some in (crowds, means))
     made = []
     for choice in range(choices):
         values = cube[:, :, choice]
@@ -96,7 +95,7 @@ def estimates(
             for name in ("disconnected", "honest_disconnected")
         )
         dropped, p95 = (_span([getattr(one, name)[:, choice] for one in figures], few) for name in ("dropped", "p95"))
-        changes = (figures[0].change(choice), figures[1].change(choice))
+        changes = (expected[0].change(choice), expected[1].change(choice))
         low, high = (bool(one.judged["late"][0, choice] <= on_time_s * 1000) for one in figures)
         made.append(Estimate(totals, cut, honest, dropped, p95, changes, (low, high)))
     return made
