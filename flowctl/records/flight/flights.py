@@ -19,7 +19,6 @@ from flowctl.errors import ConfigError
 from flowctl.records.flight.options import FlightOptions
 from flowctl.records.flight.recorded import RecordedSender
 from flowctl.records.flight.tape import FlightSink, Identity, Tape
-from flowctl.records.flight.words import MICROSECONDS
 from flowctl.sender import Sender
 
 _MOST_NEXT: Final = 100_000
@@ -28,10 +27,6 @@ _HASH: Final = 0x9E3779B97F4A7C15
 _HASH_MASK: Final = 0xFFFFFFFFFFFFFFFF
 """Multiplying by 2^64 / golden ratio spreads consecutive numbers evenly (Knuth, TAOCP 3, 6.4): a share of 1 % takes
 about each hundredth connection, the same ones in each run, and not the first of each hundred."""
-
-IDLE_S: Final = 5.0
-"""Time for a connection to follow a stream; later its flight ends when a newcomer wants its place. Else connections
-that say nothing would have all places, at no cost."""
 
 
 class NumberedHost(SenderHost, Protocol):
@@ -82,7 +77,7 @@ class Flights:
 
     def make_sender(self, host: NumberedHost, transport: Transport, **settings: Any) -> Sender:
         number, peer = host.number, host.peer
-        if not self._take_place(number, peer[0], host.now()):
+        if not self._take_place(number, peer[0]):
             return Sender(host, transport, **settings)
         tape = Tape(self._sink, self._identity(number, peer, host.now()))
         sender = RecordedSender(host, transport, tape=tape, **settings)
@@ -90,16 +85,23 @@ class Flights:
             self._open.add(sender)
         return sender
 
-    def _take_place(self, number: int, address: str, now: float) -> bool:
-        """Return whether the connection is to be recorded, and there is room, or somebody makes some."""
+    def _take_place(self, number: int, address: str) -> bool:
+        """Return whether the connection is to be recorded, and there is room.
+
+        Of those that follow no stream the oldest makes some: connections that say nothing, or come again and again,
+        would have all places at no cost. Who joins has as many newcomers' time to follow one as there are places.
+        """
         wanted = self.wanted(number, address)
         with self._lock:
             asked_for = self._next > 0
             if not (wanted or asked_for):
                 return False
-            recording = [sender for sender in self._open if sender.recording]
-            full, idle = len(recording) >= self.options.most_at_once, None
-            if full and (idle := next((sender for sender in recording if _is_idle(sender, now)), None)):
+            self._open.difference_update([sender for sender in self._open if not sender.recording])
+            full, idle = len(self._open) >= self.options.most_at_once, None
+            if full:
+                idles = [sender for sender in self._open if sender.following is None]
+                idle = min(idles, key=lambda sender: sender.tape.began_us, default=None)
+            if idle is not None:
                 self._open.discard(idle)
                 full = False
             if not full:
@@ -107,7 +109,3 @@ class Flights:
         if idle is not None:
             idle.end_flight()
         return not full
-
-
-def _is_idle(sender: RecordedSender, now: float) -> bool:
-    return sender.following is None and now - sender.tape.began_us / MICROSECONDS >= IDLE_S

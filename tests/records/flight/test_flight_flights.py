@@ -10,11 +10,11 @@ from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.errors import ConfigError
 from flowctl.reasons import CloseReason
-from flowctl.records.flight.flights import IDLE_S, Flights
+from flowctl.records.flight.flights import Flights
 from flowctl.records.flight.options import FlightOptions, parse_networks
 from flowctl.records.flight.recorded import RecordedSender
 from flowctl.records.flight.tape import Identity
-from flowctl.testing import ManualHost, ScriptedTransport
+from flowctl.testing import ManualGroup, ManualHost, ScriptedTransport
 from flowctl.testing.driving import MemoryWire
 
 
@@ -38,6 +38,14 @@ def make(rows=None, **options):
 def recorded(flights, number, address="127.0.0.1"):
     sender = flights.make_sender(Peer(number, address), ScriptedTransport())
     return sender if isinstance(sender, RecordedSender) else None
+
+
+def watching(flights, number):
+    """Return a recorded Sender that follows a stream; None: there was no place."""
+    sender = recorded(flights, number)
+    if sender is not None:
+        sender.follow(Fanout(StreamLog("s"), ManualGroup()))
+    return sender
 
 
 def test_recorded_sender_when_of_a_connection_is_recorded_as_its():
@@ -81,7 +89,7 @@ def test_connections_when_asked_for_are_the_next_ones():
 
 def test_flights_when_too_many_are_open_are_passed_over():
     flights = make(share=1.0, most_at_once=2)
-    senders = [recorded(flights, number) for number in range(3)]
+    senders = [watching(flights, number) for number in range(3)]
     assert [sender is not None for sender in senders] == [True, True, False]
     senders[0].close(CloseReason.KICKED)
     fourth = recorded(flights, 4)
@@ -89,15 +97,16 @@ def test_flights_when_too_many_are_open_are_passed_over():
 
 
 def test_flights_when_all_are_of_peers_that_follow_nothing_make_room_for_newcomers():
-    """Connections that say nothing cost their owner nothing."""
-    flights, log = make(most_at_once=2), StreamLog("s")
-    hosts = [Peer(number) for number in range(3)]
-    playing, idle = (flights.make_sender(host, ScriptedTransport()) for host in hosts[:2])
-    playing.follow(Fanout(log, hosts[0].group))
-    assert not isinstance(flights.make_sender(hosts[2], ScriptedTransport()), RecordedSender)
-    hosts[2].group.clock.advance(IDLE_S)
-    assert isinstance(flights.make_sender(hosts[2], ScriptedTransport()), RecordedSender)
-    assert (playing.recording, idle.recording, idle.closed) == (True, False, False)
+    """Connections that say nothing cost their owner nothing, however often they come again."""
+    flights = make(most_at_once=3)
+    playing, first, second = watching(flights, 0), recorded(flights, 1), recorded(flights, 2)
+    second.tape.began_us += 1  # it came later
+    assert recorded(flights, 3) is not None
+    assert [sender.recording for sender in (playing, first, second)] == [True, False, True]
+    assert not first.closed
+    for number in range(4, 100):  # none of them takes the place of one that watches
+        assert recorded(flights, number) is not None
+    assert playing.recording
 
 
 def test_flights_when_the_recorder_is_full_are_cut():
