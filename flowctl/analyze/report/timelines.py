@@ -28,9 +28,8 @@ MOST_HOURS: Final = 3
 """Most hours of a viewer that are read, its last: what became of it is there."""
 MOST_BYTES: Final = 64 << 20
 """Most octets of files of a table that are read, a second's work."""
-MOST_ROWS: Final = {"flight": 16_000_000}
-MOST_OTHER_ROWS: Final = 4_000_000
-"""Most rows of these files, for a few octets may say very many; of flights only whose they are is read."""
+MOST_ROWS: Final = {"flow_samples": 4_000_000, "flow_events": 4_000_000, "flight": 16_000_000}
+"""Most rows of these files, for a few octets may say very many; of flights only whose they are is kept."""
 MOST_POINTS: Final = 150
 """Most points of a timeline: each is four pixels of half a page."""
 _DROPS: Final = tuple(f"dropped_messages_{name}" for name in CLASS_NAMES)
@@ -87,8 +86,7 @@ def _read(storage: Storage, table: str, hours: Sequence[Hour], viewers: Sequence
     files = [
         (info, of) for folder, of in folders.items() if storage.is_folder(folder) for _, info in storage.walk(folder)
     ]
-    left, now_us = MOST_BYTES, int(time.time() * 1e6)
-    rows_left = MOST_ROWS.get(table, MOST_OTHER_ROWS)
+    left, rows_left, now_us = MOST_BYTES, MOST_ROWS[table], int(time.time() * 1e6)
     for info, hour in files:
         left -= info.size or 0
         if left < 0:

@@ -56,7 +56,9 @@ if TYPE_CHECKING:
 FEW_REFUSED: Final = 20
 """Least viewers in trouble for a share: with fewer, one more or less is over five percent."""
 STRETCHES: Final = "whatif_stretches"
-RECORD: Final = "not known: record flights (flowctl serve live --events FOLDER --flights 100%)"
+RECORD: Final = (
+    "not known: no viewer has a flight (flowctl serve live --events FOLDER records them, but with --flights 0)"
+)
 """What there is to say of limits where no viewer was recorded message by message."""
 RANGED: Final = ("disconnected", "honest_disconnected", "dropped_share", "delay_p95_ms")
 ENDS: Final = ("low", "high")
@@ -544,7 +546,7 @@ JOB: Final = AnalysisJob(
             make=stretches,
             reads=("flight", "flow_closes", "flow_events"),
             depends=lambda options: f"{options.cut_s:g} {options.most}",
-            version=2,
+            version=3,
         ),
     ),
     uses=("evidence",),

@@ -38,13 +38,6 @@ _ROWS_PER_BYTE: Final = 1
 _MOST_LOOSE_ROWS: Final = 50_000
 """Most rows of a file by its size, and beside it: a recorder's have 2 to 13 bytes each, and each takes its time to
 replay. A file in which many are alike could say an hour's work in some kB."""
-
-
-def most_rows(size_bytes: int) -> int:
-    """Return how many rows a file of flights of that size may have."""
-    return _ROWS_PER_BYTE * size_bytes + _MOST_LOOSE_ROWS
-
-
 _TEXT_PER_BYTE: Final = 64
 _MOST_LOOSE_TEXT_BYTES: Final = 16 * 1024 * 1024
 """The same for its text, written out: of a recorder's files some 13 bytes come of each."""
@@ -65,6 +58,11 @@ _LIST_COLUMNS: Final = [
     "dropped_messages",
     "reason",
 ]
+
+
+def most_rows(size_bytes: int) -> int:
+    """Return how many rows a file of flights of that size may have."""
+    return _ROWS_PER_BYTE * size_bytes + _MOST_LOOSE_ROWS
 
 
 @dataclass(slots=True)
@@ -103,7 +101,7 @@ def flight_files(path: Path, damaged: Damaged | None = None) -> list[Path]:
     else:
         raise ConfigError(f"{path} is not there", hint="give a file of flights, or the folder of --events")
     if not found:
-        raise ConfigError(f"{path} holds no flights", hint="record some: flowctl serve live --events DIR --flights 1%")
+        raise ConfigError(f"{path} holds no flights", hint="record some: flowctl serve live --events DIR")
     if len(found) > _MOST_FILES:
         raise ConfigError(
             f"{path} holds {len(found)} files, {_MOST_FILES} are read at most", hint="name one hour of it"

@@ -84,9 +84,9 @@ def test_timelines_when_files_are_odd_or_too_many_pass_over_them(events, tmp_pat
     assert timelines.timelines(str(events), [viewer(1, -86_400, -80_000)]) == []
     assert timelines.timelines(str(tmp_path / "nowhere"), [viewer(1)]) == []
     assert timelines.timelines("s3a://bucket/events", [viewer(1)]) == []
-    for bound in ("MOST_OTHER_ROWS", "MOST_BYTES"):
+    for bound, value in (("MOST_ROWS", dict.fromkeys(timelines.MOST_ROWS, 1)), ("MOST_BYTES", 10)):
         with monkeypatch.context() as patched:
-            patched.setattr(timelines, bound, 1)
+            patched.setattr(timelines, bound, value)
             assert timelines.timelines(str(events), [viewer(1)]) == []
 
 

@@ -97,7 +97,7 @@ def test_run_when_no_viewer_was_recorded_says_how_many_were_cut_and_what_is_miss
     assert (summary["viewers"], summary["viewers_cut"]) == (4, 3)
     assert summary["why"] == (
         "of 4 viewers 3 were cut for being slow (1 by hard limit, 2 by stuck); what other limits would have done is "
-        "not known: record flights (flowctl serve live --events FOLDER --flights 100%)"
+        "not known: no viewer has a flight (flowctl serve live --events FOLDER records them, but with --flights 0)"
     )
 
 
