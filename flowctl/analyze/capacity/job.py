@@ -45,9 +45,10 @@ LOAD_COLUMNS: Final[dict[str, str]] = {
 
 
 def loads(records: Records, _: Any = None) -> DataFrame:
-    samples = records.table("flow_samples")
-    marks = {"window_us": WINDOW_S * 1_000_000, "least_viewers": LEAST_WINDOW_VIEWERS, "most_busy": MOST_BUSY}
-    return query("capacity/loads", {"samples": samples}, **marks)
+    window_us = WINDOW_S * 1_000_000
+    covered = query("records/covered", {"samples": records.table("flow_samples")}, window_us=window_us)
+    marks = {"window_us": window_us, "least_viewers": LEAST_WINDOW_VIEWERS, "most_busy": MOST_BUSY}
+    return query("capacity/loads", {"covered": covered}, **marks)
 
 
 LOADS: Final = JobPart("loads", LOAD_COLUMNS, loads, ("flow_samples",), version=4)

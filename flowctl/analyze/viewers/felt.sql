@@ -1,6 +1,7 @@
 -- What viewers felt, summed up by the values of each dimension; sums are of whole numbers.
 --
--- Input: sessions (of sessions.sql; play_s of an open one may be longer than its row knows). Contract: PART_COLUMNS in experience.py, and date and hour.
+-- Input: sessions (of sessions.sql; play_s of an open one may be longer than its row knows). Contract: PART_COLUMNS in
+-- experience.py, and date and hour.
 -- A stall counts for at most as long as it was played: ratios of sums are shares, as those of sessions are.
 
 WITH viewers AS (

@@ -69,7 +69,8 @@ def minutes(records: Records, _: Any = None) -> DataFrame:
     hours = [int(begin_of(hour).timestamp()) // 3600 for hour in records.hours("flow_samples")]
     rows = viewer_minutes(seen_sessions(records), hours)
     if hours:
-        sampled = query("viewers/sampled_minutes", {"samples": records.table("flow_samples")}, minute_us=MINUTE_US)
+        covered = query("records/covered", {"samples": records.table("flow_samples")}, window_us=MINUTE_US)
+        sampled = query("viewers/sampled_minutes", {"covered": covered}, minute_us=MINUTE_US)
         rows = run_text("SELECT * FROM rows UNION ALL SELECT * FROM sampled", {"rows": rows, "sampled": sampled})
     return query("viewers/minutes", {"viewer_minutes": rows}, sketch_k=SKETCH_K)
 

@@ -1,30 +1,8 @@
 -- Viewer minutes of samples: a row of each viewer and minute. The time of an interval counts in the minutes that it
 -- covers, messages and bytes in that in which it ends.
 --
--- Input: samples (rows of flow_samples). The columns are those of session_minutes.sql.
+-- Input: covered (of records/covered.sql, by minutes). The columns are those of session_minutes.sql.
 
-WITH timed AS (
-  SELECT
-    *,
-    unix_micros(ts) AS until,
-    unix_micros(ts) - CAST(round(interval_ms * 1e3) AS BIGINT) AS began,
-    greatest(floor((unix_micros(ts) - 1) / :minute_us),
-      floor((unix_micros(ts) - CAST(round(interval_ms * 1e3) AS BIGINT)) / :minute_us)) AS last,
-    floor(unix_micros(date_trunc('hour', ts)) / :minute_us) AS first
-  FROM samples
-  WHERE role IN (:viewing)
-),
-spread AS (
-  -- What lies more than a minute before the hour stays in that minute.
-  SELECT *, explode(sequence(greatest(floor(began / :minute_us), first - 1), last)) AS number FROM timed
-),
-covered AS (
-  SELECT
-    *,
-    least(until, (number + 1) * :minute_us)
-      - CASE WHEN number < first THEN began ELSE greatest(began, number * :minute_us) END AS us
-  FROM spread
-)
 SELECT
   app,
   stream,
