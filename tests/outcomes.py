@@ -75,3 +75,10 @@ def read_outcomes(report: Path) -> tuple[Counter[str], int | None]:
             counts[word] += 1
             ran.add(what)
     return counts, None if collected is None else collected - len(ran - {""})
+
+
+def failed_files(report: Path) -> set[str]:
+    """Return the files that have a failure or an error; those of no test, such as what is not imported, are ""."""
+    path = report.with_suffix(SUFFIX)
+    lines = (line.partition(" ") for line in (path.read_text("utf-8").splitlines() if path.exists() else ()))
+    return {what.partition("::")[0] for word, _, what in lines if word in {"failed", "errors"}}

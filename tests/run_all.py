@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from outcomes import WORDS, read_outcomes
+from outcomes import WORDS, failed_files, read_outcomes
 
 ROOT = Path(__file__).resolve().parents[1]
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
@@ -73,7 +73,8 @@ AGAIN = ("programs on Spark", "real time")
 ALONE = ("-n", "0", "--last-failed", "--last-failed-no-failures", "none")
 """What is added to the options of a run for that."""
 MOST_AGAIN = 10
-"""More failures than this are no accident of a busy machine: they get no second try."""
+"""Failures in more files than this are no accident of a busy machine: they get no second try. Tests of one file share
+what they look at, such as one crowd, and so fail together."""
 MOST_SLOW = 10
 NEVER_RAN = "never ran"
 UNKNOWN = "unknown"
@@ -195,7 +196,8 @@ def main(arguments: list[str]) -> int:
                 run(stage)
             for name in AGAIN:
                 first = counts_in(report_of(name, folder)) if statuses.get(name) == TESTS_FAILED else Counter()
-                if 0 < (failed := first["failed"] + first["errors"]) <= MOST_AGAIN:
+                failed = first["failed"] + first["errors"]
+                if failed and len(failed_files(report_of(name, folder))) <= MOST_AGAIN:
                     say(f"-- tests: {name}, those that failed once more and alone")
                     report_of(name, folder).unlink()
                     counts.subtract({"failed": first["failed"], "errors": first["errors"]})

@@ -179,6 +179,18 @@ def test_again_when_a_test_failed_runs_only_that_one(tmp_path, capfd, runs):
     assert capfd.readouterr().out.splitlines()[-1].startswith("2 passed, 1 rerun in")
 
 
+def test_again_when_all_tests_of_one_file_failed_runs_them(tmp_path, capfd, runs):
+    count = run_all.MOST_AGAIN + 1
+    (tmp_path / "test_shared.py").write_text(
+        "from pathlib import Path\nimport pytest\nmark = Path(__file__).with_name('mark')\n"
+        "@pytest.fixture(scope='module')\ndef crowd():\n    seen = mark.exists(); mark.touch(); return seen\n"
+        f"@pytest.mark.parametrize('number', range({count}))\ndef test_one(crowd, number): assert crowd\n"
+    )
+    runs("real time", options=["-n", "1", *run_all.BY_FILE])
+    assert run_all.main([str(tmp_path)]) == 0
+    assert capfd.readouterr().out.splitlines()[-1].startswith(f"{count} passed, {count} rerun in")
+
+
 def test_run_at_once_when_two_run_shows_one_after_the_other(tmp_path, capfd):
     meet = "import pathlib, sys, time; a, b = map(pathlib.Path, sys.argv[1:3]); a.touch(); "
     meet += (

@@ -1,4 +1,8 @@
-"""One crowd with thirty viewers of each slow profile against our own server: each shows on the wire what it claims."""
+"""One crowd with thirty viewers of each slow profile against our own server: each shows on the wire what it claims.
+
+What is asserted is of a crowd that was all there when it was looked at. Where a machine is too busy for thirty of each,
+it has fewer.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,15 @@ from live_kit import viewer_figures
 from load_kit import open_server, unacknowledged, url_of
 
 from flowctl.load.plan import LoadPlan
-from flowctl.load.results.result import PeerEnd, PeerKind
+from flowctl.load.results.result import PeerEnd, PeerKind, RunSample
 from flowctl.load.run import run_load
 from flowctl.reasons import CloseReason
 
 pytestmark = pytest.mark.realtime
 
-EACH = 30
+EACH = (30, 15, 8)
 SECONDS = 5.0
+LOOK_AT_S = 4.0
 BIT_RATE = 1_000_000
 HALF = BIT_RATE // 8 * SECONDS / 2
 
@@ -37,24 +42,39 @@ PROFILES = (
 )
 
 
+LEAVING = {"half-close", "vanish@1s", "churn@1s"}
+"""Profiles whose connections end before the run, or are not known to be there."""
+BLIND = {"never-read", "ack-only@1M"}
+"""Profiles that see no frame."""
+
+
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory):
-    """Run it once; keep the result, and what server and kernel said three seconds after all were to be there."""
+    """Run as many as this machine has time for; keep the result, and what server and kernel said of them."""
     link = tmp_path_factory.mktemp("trace") / "link.csv"
     link.write_text("seconds,bit_rate\n0,150000\n1,250000\n")
     names = (*PROFILES, f"trace@{link}")
+    for each in EACH:
+        ran = run_crowd(names, each)
+        if all_there(ran, names):
+            break
+    return ran
+
+
+def run_crowd(names, each):
+    """Run the profiles called `names` with `each` of them, and look three seconds after all were to be there."""
     seen = {}
     with open_server() as server:
         port = server.address[1]
 
         def look(sample):
-            if sample.at_s == 4.0:
+            if sample.at_s == LOOK_AT_S:
                 seen["viewers"] = {viewer.peer[1]: viewer_figures(viewer) for _, viewer in server.hub.viewing()}
                 seen["unacknowledged"] = unacknowledged(port)
 
         plan = LoadPlan(
             url=url_of(server),
-            profiles=dict.fromkeys(names, EACH),
+            profiles=dict.fromkeys(names, each),
             publishers=1,
             bit_rate=BIT_RATE,
             key_interval_s=1.0,
@@ -66,7 +86,18 @@ def crowd(tmp_path_factory):
         result = run_load(plan, look)
         closed = server.closed_by_reason
     rows = {name: [peer for peer in result.peers if peer.profile == name] for name in names}
-    return SimpleNamespace(result=result, rows=rows, closed=closed, trace=f"trace@{link}", **seen)
+    return SimpleNamespace(each=each, result=result, rows=rows, closed=closed, trace=names[-1], **seen)
+
+
+def all_there(crowd, names):
+    """Return whether all who stay had what they came for, a moment of the run before it was looked at."""
+    early = [sample for sample in crowd.result.samples if sample.at_s < LOOK_AT_S]
+    last = early[-1] if early else RunSample(at_s=0.0)
+    return hasattr(crowd, "viewers") and all(
+        (last.connected if name in BLIND else last.playing).get(name) == crowd.each
+        for name in names
+        if name not in LEAVING
+    )
 
 
 def port_of(row):
@@ -83,7 +114,7 @@ def median(values):
 
 
 def test_crowd_when_it_has_run_has_a_row_for_each_peer(crowd):
-    assert {*range(EACH * 13)} == {row.number for row in crowd.result.peers if row.kind is not PeerKind.PUBLISHER}
+    assert {*range(crowd.each * 13)} == {row.number for row in crowd.result.peers if row.kind is not PeerKind.PUBLISHER}
     unfinished = [row for row in crowd.result.peers if row.connect_s is None or row.handshake_s is None]
     # Who churns may have come back in the last moment of the run.
     assert [
@@ -100,7 +131,7 @@ def test_crowd_when_it_has_run_has_samples_of_server_and_tester(crowd):
     samples = crowd.result.samples
     assert len(samples) >= SECONDS - 1
     last = samples[-1]
-    assert last.connected["healthy"] == last.playing["healthy"] == EACH
+    assert last.connected["healthy"] == last.playing["healthy"] == crowd.each
     assert min(last.server_rss_bytes, last.server_fds, last.server_cpu_percent, last.load_cpu_percent) > 0
     assert last.frames_per_s > 0
     assert last.received_bytes_per_s > 0
@@ -116,7 +147,7 @@ def test_healthy_when_others_are_slow_loses_nothing(crowd, name):
     assert {True} == {row.started_on_key for row in rows if row.video}
     assert {False} == {row.cut for row in rows}
     assert all(row.delay_p50_ms is not None for row in rows if row.delays)
-    assert sum(row.delays for row in rows) > EACH * 10
+    assert sum(row.delays for row in rows) > crowd.each * 10
     assert crowd.result.delays_ms[name] == sorted(crowd.result.delays_ms[name])
 
 
@@ -142,7 +173,7 @@ def test_stall_when_its_time_has_come_takes_nothing_more(crowd):
     rows = crowd.rows["stall@1s"]
     assert max(row.video for row in rows) < median([row.video for row in crowd.rows["healthy"]])
     assert {PeerEnd.RUN_ENDED} == {row.end for row in rows}
-    assert len(at_server(crowd, "stall@1s")) == EACH
+    assert len(at_server(crowd, "stall@1s")) == crowd.each
     assert median([viewer.sender.bytes_sent for viewer in at_server(crowd, "stall@1s")]) > median(
         [row.wire_bytes for row in rows]
     )
@@ -153,7 +184,7 @@ def test_never_read_when_it_has_asked_to_play_takes_nothing(crowd, name):
     rows = crowd.rows[name]
     assert {(0, 0, None)} == {(row.video, row.audio, row.first_frame_s) for row in rows}
     assert all(viewer.sender.bytes_sent > HALF / 2 for viewer in at_server(crowd, name))
-    assert len(at_server(crowd, name)) == EACH
+    assert len(at_server(crowd, name)) == crowd.each
 
 
 def test_ack_only_when_it_reads_nothing_acknowledges_all_the_same(crowd):
@@ -172,7 +203,7 @@ def test_tiny_window_when_served_meets_full_windows(crowd):
 def test_half_close_when_it_has_sent_its_fin_is_closed_in_order(crowd):
     rows = crowd.rows["half-close"]
     assert {(PeerEnd.SERVER_CLOSED, True)} == {(row.end, row.cut) for row in rows}
-    assert crowd.closed[CloseReason.PEER_CLOSED] >= EACH
+    assert crowd.closed[CloseReason.PEER_CLOSED] >= crowd.each
 
 
 def test_vanish_when_it_is_gone_acknowledges_nothing_to_the_kernel(crowd):
@@ -180,7 +211,7 @@ def test_vanish_when_it_is_gone_acknowledges_nothing_to_the_kernel(crowd):
     rows = crowd.rows["vanish@1s"]
     assert {None} == {row.cut for row in rows}
     assert all("every packet is dropped" in row.notes for row in rows)
-    assert len(at_server(crowd, "vanish@1s")) == EACH
+    assert len(at_server(crowd, "vanish@1s")) == crowd.each
     held = [crowd.unacknowledged[port_of(row)] for row in rows]
     taken = [crowd.unacknowledged[port_of(row)] for row in crowd.rows["healthy"]]
     assert median(held) > 10_000
@@ -194,7 +225,7 @@ def test_churn_when_it_has_left_comes_back(crowd):
     visits = {}
     for row in rows:
         visits.setdefault(row.number, []).append(row)
-    assert len(visits) == EACH
+    assert len(visits) == crowd.each
     assert median([len(items) for items in visits.values()]) >= 2
     assert {PeerEnd.LEFT, PeerEnd.RUN_ENDED} == {row.end for row in rows}
     for items in visits.values():
