@@ -74,7 +74,7 @@ class FaultyLink:
         self.address = ""
         self.passed: Final = Passed()
         self.faults = faults  # may be replaced while it runs
-        self._port: Final = port
+        self.port = port  # of the receiver; another one from the next connection on
         self._dice: Final = random.Random(seed)
         self._loop: Final = asyncio.new_event_loop()
         self._thread: Final = threading.Thread(target=self._run, name="faulty-link", daemon=True)
@@ -113,7 +113,7 @@ class FaultyLink:
         """Pass on between one connection and the other end until one of them, or the dice, ends it."""
         writers = [writer]
         try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.port)
             writers.append(far_writer)
             self.passed.connections += 1
             ways = (_Way(reader, far_writer), _Way(far_reader, writer))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from disk_kit import small_disk
 from e2e_kit import address_of, frames_of, read_flv, wait_for_viewers, wait_until
 
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
@@ -112,21 +113,6 @@ def test_record_when_the_disk_is_full_disturbs_nobody_and_goes_on(tmp_path, live
         got = frames_of(list(player.messages), TAG_VIDEO)
         assert got == frames_of(publisher.messages, TAG_VIDEO)[: len(got)]
         assert publisher.end is None
-
-
-@contextlib.contextmanager
-def small_disk(folder):
-    """A disk of 1 MB that is full when it is; skips where none can be made."""
-    folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if made.returncode:
-        pytest.skip("no file system can be mounted here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.mark.parametrize("options", [("--format", "ts"), ("--format", "fmp4"), ("--part", "0.2s")], ids="/".join)

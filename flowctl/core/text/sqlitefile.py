@@ -18,6 +18,11 @@ from typing import Final
 from flowctl.core.text.printable import short
 from flowctl.errors import StoreError
 
+_SPARE_BYTES: Final = 256 << 10
+"""Room that is left on a disk: for removals, which are written as well before they give any back."""
+_PAGES_BACK: Final = 32
+"""Unused pages of the file that are given back at once where room is short: half of that room, if all are moved."""
+_WRITE_LOG: Final = "PRAGMA wal_checkpoint(TRUNCATE)"
 _CODES: Final = {
     sqlite3.SQLITE_FULL: "full",
     sqlite3.SQLITE_CORRUPT: "damaged",
@@ -73,6 +78,28 @@ def open_sqlite(path: Path, form: SqliteForm) -> sqlite3.Connection:
             raise store_error(form, path, why, code) from error
         undo.pop_all()
     return connection
+
+
+def make_room(connection: sqlite3.Connection, path: Path, size_bytes: int = 0) -> bool:
+    """Return whether the disk has room for `size_bytes` more, twice: in the log, and then in the file.
+
+    A log that has filled the disk can never be written into the file: then nothing gives room back, no removal either.
+    So where room gets short the log is written there, while that can be done, and some of the file's unused pages are
+    given back. Outside of transactions.
+    """
+    log = Path(f"{path}-wal")
+    if _free_bytes(path) >= (log.stat().st_size if log.exists() else 0) + 2 * size_bytes + _SPARE_BYTES:
+        return True
+    with contextlib.suppress(sqlite3.Error):
+        connection.execute(_WRITE_LOG).fetchall()
+        # As a script: `execute` takes one step of a statement without columns, which is one page.
+        connection.executescript(f"PRAGMA incremental_vacuum({_PAGES_BACK}); {_WRITE_LOG}")
+    return _free_bytes(path) >= 2 * size_bytes + _SPARE_BYTES
+
+
+def _free_bytes(path: Path) -> int:
+    of_disk = os.statvfs(path)
+    return of_disk.f_bavail * of_disk.f_frsize
 
 
 def _set_up(path: Path, form: SqliteForm, connection: sqlite3.Connection) -> None:

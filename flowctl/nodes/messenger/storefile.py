@@ -33,7 +33,7 @@ from secrets import randbits
 from typing import Any, Final
 
 from flowctl.core.text.printable import short
-from flowctl.core.text.sqlitefile import SqliteForm, open_sqlite, sqlite_code, store_error
+from flowctl.core.text.sqlitefile import SqliteForm, make_room, open_sqlite, sqlite_code, store_error
 from flowctl.errors import BusyError, LocalProtocolError, StoreError
 from flowctl.nodes.messenger.wire import MAX_EARLIER, Life, runs_of
 
@@ -59,6 +59,8 @@ _LOG_BYTES: Final = 8 << 20
 """Size to which the log is cut when it begins anew: twice what is written between two checkpoints."""
 _SPARE_PAGES: Final = 2048
 """Unused pages that are kept for later messages: 8 MiB, so that a queue that grows and shrinks moves no pages."""
+_ROW_BYTES: Final = 128
+"""What a message takes beside its record; that itself takes up to twice its size, where a page has room for one."""
 _VACUUM_PAGES: Final = 256
 """Pages that one commit gives back: 1 MiB, a few milliseconds."""
 
@@ -247,12 +249,17 @@ class StoreFile:
         Where the disk, or the file, has no room for what is to be sent, that is refused and the rest is written: what
         was received and acknowledged needs little room, and gives some back.
         """
-        try:
-            return self._write_once(changes), []
-        except Exception as error:  # noqa: BLE001  (whatever it is, the callers wait for the outcome)
-            refusal = _translated(self.path, error) if isinstance(error, sqlite3.Error) else error
-            self._roll_back()
         rest = [change for change in changes if not isinstance(change, AddMessage)]
+        added_bytes = sum(2 * len(item.record) + _ROW_BYTES for item in changes if isinstance(item, AddMessage))
+        refusal: Exception
+        if make_room(self._connection, self.path, added_bytes) or len(rest) == len(changes):
+            try:
+                return self._write_once(changes), []
+            except Exception as error:  # noqa: BLE001  (whatever it is, the callers wait for the outcome)
+                refusal = _translated(self.path, error) if isinstance(error, sqlite3.Error) else error
+                self._roll_back()
+        else:
+            refusal = store_error(_FORM, self.path, "cannot grow: its disk is full", "full")
         if getattr(refusal, "code", None) == "full" and 0 < len(rest) < len(changes):
             told, undone = self.write(rest)
             return told + [(change.done, refusal) for change in changes if isinstance(change, AddMessage)], undone

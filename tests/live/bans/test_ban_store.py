@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import structlog
+from disk_kit import small_disk
 
 from flowctl.core.server.bans import Ban, BanAction, BanList
 from flowctl.errors import ConfigError, LocalProtocolError
@@ -276,6 +277,15 @@ def test_store_when_the_disk_is_full_says_so_and_has_what_it_had(path):
     assert (failed.value.errno, failed.value.filename) == (errno.ENOSPC, str(path))
     assert ([word.ban for word in store.read()[0]], store.read()[1]) == ([ONE], 1.0)
     store.close()
+
+
+def test_store_when_its_log_would_fill_the_disk_writes_on(tmp_path):
+    with small_disk(tmp_path / "disk", "400k") as folder:
+        store = BanStore(folder / "bans")
+        for number in range(200):
+            store.write(words_of(dataclasses.replace(ONE, score=float(number + 1))), float(number))
+        assert [word.ban.score for word in store.read()[0]] == [200.0]
+        store.close()
 
 
 def test_book_when_the_disk_was_full_has_all_in_force_and_writes_it_once_there_is_room(path):

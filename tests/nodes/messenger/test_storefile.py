@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from disk_kit import small_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -247,6 +248,27 @@ def test_file_when_full_refuses_what_is_to_be_sent_and_keeps_the_rest(path, answ
     assert answers[-1] is None
     assert size_of(path) < 16 << 20
     file.close()
+
+
+@pytest.mark.parametrize(("size", "expected"), [("600k", 100), ("3m", 1200)])
+def test_disk_when_the_store_filled_it_takes_messages_again(tmp_path, answers, size, expected):
+    with small_disk(tmp_path / "disk", size) as folder:
+        file = StoreFile(folder / "store.db", MAX_BYTES)
+        taken = []
+        for _ in range(3):
+            before = len(answers)
+            number = before
+            while not (answers and answers[-1] is not None and len(answers) > before):
+                write(file, add(number := number + 1, answers, record=os.urandom(2000)))
+            assert answers[-1].code == "full"
+            kept = [item.message_id for item in file.pending()]
+            taken.append(len(kept))
+            for each in kept:
+                assert file.write([RemoveMessage(each), MarkSeen(b"a", 1, each, each, answers.append)])[1] == []
+            assert list(file.pending()) == []
+        file.close()
+    assert taken[0] > expected
+    assert min(taken) > 0.9 * taken[0]
 
 
 def test_disk_when_a_queue_comes_and_goes_is_given_back(path, answers):
