@@ -1,9 +1,9 @@
-"""What 250 edges and a million viewers ask of origins: real diffusion over simulated lines, in virtual time.
+"""What 350 edges and a million viewers ask of origins: real diffusion over simulated lines, in virtual time.
 
 Run ``python bench edge_simulation``. Two origins publish the same streams. Regional edges fetch from both, the other
 edges from the two regional edges of their region; each is the real inside of an edge: `ObjectDiffusion`, `EdgePlanner`,
 `SchedulerGate`, `Upstream` and `SegmentPool`. Lines have a delay by distance, and each node sends over one port of
-10 Gbit/s. Segments have a hundredth of their bytes, and take the time of all of them.
+10 Gbit/s, of which its viewers take theirs first. Segments have a hundredth of their bytes, and take the time of all.
 
 Viewers are counted, not simulated one by one. They choose streams by a Zipf law, so which edge wants which stream is as
 a crowd has it. One origin dies, then a regional edge, then ten edges at once, whose viewers the real rule of redirects
@@ -22,6 +22,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from hashlib import blake2b
 from heapq import heapify, heappop, heappush
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -54,8 +55,8 @@ LATENCY_S: Final = {"origin": 0.04, "region": 0.008}
 """One way to an origin, and within a region."""
 TICK_S: Final = 0.1
 ZIPF: Final = 1.0
-MOST_VIEWERS: Final = 5000
-"""Connections that an edge may have; it has 4166 in the beginning."""
+MOST_VIEWERS: Final = int(0.9 * PORT_RATE / RATE)
+"""Connections that an edge may have: what its port carries, and a tenth left for segments and for what is lost."""
 LOST_EDGES: Final = 10
 RETURN_S: Final = 2.0
 """Time in which viewers notice that their edge has gone, and ask the origin again."""
@@ -88,6 +89,7 @@ class Port:
 
     def __init__(self) -> None:
         self.free_at = 0.0
+        self.viewers = 0  # who are sent a stream each, before anything else
         self.sent_bytes = 0
         self.small_bytes = 0  # of which were announcements, requests, keep-alives
 
@@ -122,7 +124,8 @@ class Line:
         size_bytes = len(data) * (SHRINK if large else 1)
         port.sent_bytes += size_bytes
         port.small_bytes += 0 if large else size_bytes
-        port.free_at = max(port.free_at, loop.time()) + size_bytes * 8 / PORT_RATE
+        left = PORT_RATE - port.viewers * RATE
+        port.free_at = max(port.free_at, loop.time()) + size_bytes * 8 / left
         loop.call_at(port.free_at + self._latency_s, self.peer.arrive, data)
         if port.free_at - loop.time() > TICK_S:
             await asyncio.sleep(port.free_at - loop.time() - TICK_S)
@@ -166,7 +169,7 @@ class Node:
         self.name, self.world, self.wanted, self.latency_s = name, world, wanted, latency_s
         self.loop, self.rng, self.port = world.loop, world.rng, Port()
         self.alive = True
-        self.viewers = 0
+        self._numbers = count()  # of its reports
         self.book = EdgeBook(self.loop.time, self.rng)
         self.delays: list[tuple[float, float]] = []  # when a segment came, and how late
         self.came_bytes = 0
@@ -202,13 +205,14 @@ class Node:
 
     def _report(self) -> EdgeReport | None:
         """Return what an edge tells of itself; regional edges serve no viewers."""
-        if not self.viewers:
+        if not self.port.viewers:
             return None
         return EdgeReport(
             name=blake2b(self.name.encode(), digest_size=8).hexdigest(),
+            number=next(self._numbers),
             bases={"rtmp": f"rtmp://{self.name}"},
             hls=False,
-            connections=self.viewers,
+            connections=self.port.viewers,
             most=MOST_VIEWERS,
             drains=False,
             made_at=self.loop.time(),
@@ -283,14 +287,14 @@ class World:
             for number in range(regional)
         ]
         self.edges = []
-        count = plan.viewers // leaves
+        each = plan.viewers // leaves
         for number in range(leaves):
             region = number % plan.regions
             sources = self.regional[2 * region : 2 * region + 2]
             # Of so many viewers each stream has one somewhere; what one edge wants, its own viewers say.
-            chosen = Counter(self.rng.choices(self.streams, weights, k=min(count, 2000)))
+            chosen = Counter(self.rng.choices(self.streams, weights, k=min(each, 2000)))
             self.edges.append(Node(f"edge-{number:03}", self, sources, set(chosen), LATENCY_S["region"]))
-            self.edges[-1].viewers = count
+            self.edges[-1].port.viewers = each
 
     async def publish(self) -> None:
         """Give both origins each segment of each stream when it ends; streams have their key frames at other times."""
@@ -366,7 +370,7 @@ async def _lose_edges(world: World) -> dict[str, Any]:
     dead = world.edges[:: len(world.edges) // LOST_EDGES][:LOST_EDGES]
     for node in dead:
         node.die()
-    begin, homeless = loop.time(), sum(node.viewers for node in dead)
+    begin, homeless = loop.time(), sum(node.port.viewers for node in dead)
     due = [begin + world.rng.uniform(0.0, RETURN_S) for _ in range(homeless)]
     heapify(due)
     placed, misled, refused, choosing_s = 0, 0, 0, 0.0
@@ -378,7 +382,7 @@ async def _lose_edges(world: World) -> dict[str, Any]:
         base = origin.book.choose("rtmp")
         choosing_s += time.perf_counter() - began
         if base is not None and nodes[base].alive:
-            nodes[base].viewers += 1
+            nodes[base].port.viewers += 1
             placed += 1
             waits.append(at - begin)
             continue
@@ -386,7 +390,7 @@ async def _lose_edges(world: World) -> dict[str, Any]:
         refused += base is None
         if at - begin < 30.0:
             heappush(due, at + 1.0)  # as players do that are refused
-    counts = [node.viewers for node in world.edges if node.alive]
+    counts = [node.port.viewers for node in world.edges if node.alive]
     return {
         "lost_edges": len(dead),
         "viewers_who_came_back": homeless,
@@ -394,6 +398,7 @@ async def _lose_edges(world: World) -> dict[str, Any]:
         "within_s": round(max(waits), 1),
         "sent_to_a_dead_edge_first": misled,
         "found_no_edge": refused,
+        "fullest_port_percent": round(100 * max(counts) * RATE / PORT_RATE, 1),
         "fullest_edge_percent": round(100 * max(counts) / MOST_VIEWERS, 1),
         "emptiest_edge_percent": round(100 * min(counts) / MOST_VIEWERS, 1),
         "choice_us": round(choosing_s / (placed + misled + refused) * 1e6),
@@ -401,7 +406,7 @@ async def _lose_edges(world: World) -> dict[str, Any]:
 
 
 def run(
-    edges: int = 250, regions: int = 5, streams: int = 20, seconds: float = 24.0, viewers: int = 1_000_000
+    edges: int = 350, regions: int = 5, streams: int = 20, seconds: float = 24.0, viewers: int = 1_000_000
 ) -> list[dict[str, Any]]:
     """Return a row for each period, and one for what became of the viewers of edges that died."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -431,7 +436,7 @@ def document(rows: list[dict[str, Any]], images: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench edge_simulation", description=__doc__)
-    parser.add_argument("--edges", type=int, default=250)
+    parser.add_argument("--edges", type=int, default=350)
     parser.add_argument("--streams", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=24.0)
     options = parser.parse_args()

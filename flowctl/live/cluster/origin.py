@@ -86,24 +86,12 @@ _MOST_TIMELINES: Final = 10_000
 _FAREWELL_S: Final = 0.2
 _END_WAIT_S: Final = 2.0
 """Time for which the end of a node is waited for: nothing that is under way is worth more."""
+_KNOWN_AFTER_S: Final = 0.5
+"""Time after which who has connected is told of: whose key is wrong is refused by then."""
+_PROOF: Final = "proof"
+"""Code of the error that a proof is none."""
 _STALLED_EDGE_S: Final = 10.0
 """Time after which an edge whose connection takes nothing is cut."""
-
-
-class EdgeSession(StreamSession):
-    """A connection of an edge, or of a probe, which says nothing."""
-
-    __slots__ = ("_spoke",)
-
-    def __init__(self, on_open: Callable[[StreamSession], object]) -> None:
-        super().__init__(on_open)
-        self._spoke = False
-
-    def received(self, data: memoryview) -> None:
-        if not self._spoke:
-            self._spoke = True
-            _log.info("edge connected", peer=join_host_port(*self.connection.peer))
-        super().received(data)
 
 
 def segment_server(server: LiveServer, address: str, serve: Callable[[StreamSession], None]) -> Server:
@@ -119,7 +107,7 @@ def segment_server(server: LiveServer, address: str, serve: Callable[[StreamSess
     if tls is None and address.startswith(TLS):
         raise ConfigError("origin: TLS needs a certificate", hint="name its files: tls_certificate and tls_key")
     return Server(
-        lambda: EdgeSession(serve),
+        lambda: StreamSession(serve),
         host.removeprefix("[").removesuffix("]"),
         int(port),
         limits=NO_LIMITS,
@@ -172,13 +160,13 @@ class EdgeGuard:
         try:
             self._raw = proof.decode()
         except UnicodeDecodeError as error:
-            raise RemoteProtocolError("the proof of an edge is no text", code="proof") from error
+            raise RemoteProtocolError("the proof of an edge is no text", code=_PROOF) from error
         self._query = parse_query(self._raw)
         keys, tried = self._server.config.access.keys, [self._query.get(name, "") for name in KEY_PARAMETERS]
         if any(tried):
             uses = set() if keys is None else keys.uses(tried)
             if not uses:
-                raise RemoteProtocolError("the key of an edge is none that this server has", code="proof")
+                raise RemoteProtocolError("the key of an edge is none that this server has", code=_PROOF)
             if "edge" in uses:
                 self._trust()
 
@@ -254,17 +242,26 @@ class Offering:
 
     async def _serve(self, session: StreamSession) -> None:
         peer = join_host_port(*session.connection.peer)
-        why = "it has finished"
+        why, refused = "it has finished", False
+        telling = asyncio.get_running_loop().call_later(_KNOWN_AFTER_S, self._tell_connected, session, peer)
         guard = EdgeGuard(self._server, session.connection.peer, session.connection.number, self._book)
         try:
             await self._diffusion.serve(session, guard)
         except (FlowctlError, OSError) as error:
-            why = str(error)
+            why, refused = str(error), getattr(error, "code", "") == _PROOF
         finally:
+            telling.cancel()
             guard.left()
         connection, strays = session.connection, self._server.hub.strays
-        if connection.receiver.bytes_in or strays.is_first(connection.peer[0], "segments", SILENT):
+        if refused:
+            if strays.is_first(connection.peer[0], "segments", why):  # it comes again and again
+                _log.warning("edge refused", peer=peer, why=why, hint=_KEY_HINT)
+        elif connection.receiver.bytes_in or strays.is_first(connection.peer[0], "segments", SILENT):
             _log.info("edge gone", peer=peer, why=why)
+
+    def _tell_connected(self, session: StreamSession, peer: str) -> None:
+        if session.connection.receiver.bytes_in:  # no probe
+            _log.info("edge connected", peer=peer)
 
 
 class Origin:

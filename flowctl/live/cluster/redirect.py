@@ -2,8 +2,8 @@
 
 How it works. An edge that viewers may be sent to tells its origins every `TELL_S` where viewers reach it, how many
 connections it has and may have, and whether it drains, on the connection by which it fetches segments (`EdgeReport`).
-It passes on what its own edges have told it, so that an origin knows all of them. A report counts for `KNOWN_S` from
-when its edge made it, whichever way it took: one that goes round in a circle of edges gets old.
+It passes on what its own edges have told it, so that an origin knows all of them. A report has a number, so one that
+comes by two ways counts once; it counts for `KNOWN_S` from when its edge made it, whichever way it took.
 
 Of two edges that chance names the one with more room is chosen, and who was sent there counts before the edge tells of
 it: so a crowd that comes at once is spread. A player that fetches files asks again and again, and is sent to the same
@@ -41,6 +41,7 @@ MOST_PASSED_ON: Final = 64
 """Reports of other edges that an edge passes on: with its own ones as many as a node may say without a pause."""
 _MOST_COUNT: Final = 1 << 32
 """Largest number of connections that an edge may tell of; there is no load in floating point of a much larger one."""
+_MOST_NUMBER: Final = 1 << 53
 SCHEMES: Final = frozenset({"rtmp", "rtmps", "http", "https"})
 _BASE: Final = re.compile(r"(rtmps?|https?)://(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,128})(:[0-9]{1,5})?")
 _NAME: Final = re.compile(r"[0-9a-f]{16}")
@@ -66,6 +67,7 @@ class EdgeReport:
     """An edge at one moment, as it tells its origins."""
 
     name: str  #: of the edge's process, 16 hexadecimal digits
+    number: int  #: of the report, of that process: a later one has a larger one
     bases: Mapping[str, str]  #: where viewers reach it, by scheme
     hls: bool  #: whether it serves HLS too
     connections: int
@@ -80,6 +82,7 @@ class EdgeReport:
             connections, most, age_s = int(said["connections"]), int(said["most"]), float(said["age_s"])
             found = cls(
                 name=said["edge"],
+                number=int(said["number"]),
                 bases=bases_of(said["at"]),
                 hls=bool(said["hls"]),
                 connections=connections,
@@ -88,7 +91,7 @@ class EdgeReport:
                 made_at=now - age_s,
             )
             sound = 0 <= connections <= _MOST_COUNT and 0 < most <= _MOST_COUNT and age_s >= 0
-            sound = sound and _NAME.fullmatch(found.name) is not None
+            sound = sound and 0 <= found.number < _MOST_NUMBER and _NAME.fullmatch(found.name) is not None
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
             raise RemoteProtocolError(f"what an edge tells of itself cannot be read: {error}", code="report") from error
         if not sound:
@@ -98,6 +101,7 @@ class EdgeReport:
     def words(self, now: float) -> bytes:
         said = {
             "edge": self.name,
+            "number": self.number,
             "at": list(self.bases.values()),
             "hls": self.hls,
             "connections": self.connections,
@@ -144,8 +148,10 @@ class EdgeBook:
         report = EdgeReport.read(words, now)
         with self._lock:
             known = self._edges.get(report.name)
-            if known is not None and report.made_at > known.report.made_at:
+            if known is not None and report.number > known.report.number:
                 self._edges[report.name] = _KnownEdge(report, by, 0, known.sent)
+            elif known is not None and report.number == known.report.number and report.drains:
+                known.report = report  # somebody on its way has lost it
             elif known is None and now - report.made_at < KNOWN_S:
                 if len(self._edges) >= MOST_EDGES:
                     self._forget_old_locked(now)

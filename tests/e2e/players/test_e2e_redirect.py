@@ -57,7 +57,9 @@ def played(sample, tmp_path_factory):
 def tell(book, bases):
     """Tell an origin of an edge, as that would."""
     now = time.monotonic()
-    report = EdgeReport(name="0" * 16, bases=bases, hls=False, connections=0, most=1000, drains=False, made_at=now)
+    report = EdgeReport(
+        name="0" * 16, number=int(now * 1000), bases=bases, hls=False, connections=0, most=9, drains=False, made_at=now
+    )
     book.take_report(report.words(now), 1)
 
 

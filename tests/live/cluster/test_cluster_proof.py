@@ -70,14 +70,21 @@ def test_edge_when_streams_need_a_key_is_told_of_those_that_its_key_is_for(house
     assert ("127.0.0.1" in origin.server.nodes) == (proof == "edge")
 
 
-def test_edge_when_its_key_is_none_is_sent_away(house, keys):
+def test_edge_when_its_key_is_none_is_sent_away_and_both_ends_say_so_once(house, keys):
     origin = house.origin(access=keys.access)
     with capture_logs() as lines:
         edge = house.edge(with_proof(origin, f"key={make_key()}"))
         until(lambda: edge.states() == ["resting"], "the end of the connection")
-    assert "key" in edge.edge.statistics().origins[0].why or "hung up" in edge.edge.statistics().origins[0].why
-    gone = until(lambda: [line for line in lines if line["event"] == "edge gone"])
-    assert "the key of an edge is none" in gone[0]["why"]
+        until(lambda: edge.edge.statistics().origins[0].connections >= 4, "more tries")
+        until(lambda: edge.states() == ["resting"], "the end of the last one")
+    assert "hung up" in edge.edge.statistics().origins[0].why
+    told = [line for line in lines if line["log_level"] == "warning"]
+    assert {"edge refused", "origin not reached"} == {line["event"] for line in told}
+    assert len(told) == 2
+    refused = next(line for line in told if line["event"] == "edge refused")
+    assert "the key of an edge is none" in refused["why"]
+    assert "flowctl key make" in refused["hint"]
+    assert not [line for line in lines if line["event"] in {"edge connected", "edge gone"}]
 
 
 def test_edge_when_it_has_proven_that_it_is_one_is_counted_as_no_viewer(house, keys, tmp_path, monkeypatch):

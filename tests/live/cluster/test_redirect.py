@@ -40,6 +40,7 @@ class Clock:
 def report(number, *, connections=0, most=100, drains=False, hls=True, scheme="rtmp", made_at=1000.0):
     return EdgeReport(
         name=f"{number:016x}",
+        number=int(made_at * 1000),
         bases={scheme: f"{scheme}://edge{number}.test"},
         hls=hls,
         connections=connections,
@@ -106,6 +107,16 @@ def test_viewers_when_their_edge_has_told_of_them_do_not_count_twice_for_long(bo
         clock.now += 1.0
         told(book, report(1, most=10, connections=5, made_at=clock.now))
         assert (book.choose("rtmp") is None) == (step == 1)
+
+
+def test_viewers_when_a_report_comes_by_two_ways_count_until_the_next_one(book, clock):
+    """Two regional edges pass it on, the slower one later: it says no more than it did, nor do those sent since."""
+    told(book, report(1, most=10))
+    assert [book.choose("rtmp") for _ in range(11)].count(None) == 1
+    for by, late_s in ((1, 0.01), (2, 0.03), (3, 0.2)):
+        clock.now = 1002.0 + late_s
+        told(book, dataclasses.replace(report(1, most=10, made_at=1002.0), made_at=clock.now), by=by)
+        assert book.choose("rtmp") is None
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from glob import escape
-from itertools import chain
+from itertools import chain, count
 from operator import itemgetter
 from random import Random
 from typing import Any, Final
@@ -292,6 +292,7 @@ class Edge:
         self._ticks = 0
         self._book: Final = EdgeBook(server.clock)  # edges of this one
         self._name: Final = f"{self._rng.getrandbits(64):016x}"
+        self._numbers: Final = count()  # of its reports
         self._bases: dict[str, str] = {}  # where viewers reach it, by scheme
         self._tell_at = 0.0
         self._drains = False  # which was told
@@ -574,6 +575,7 @@ class Edge:
         if self._bases:
             own = EdgeReport(
                 name=self._name,
+                number=next(self._numbers),
                 bases=self._bases,
                 hls=self._server.config.hls_place is not None,
                 connections=self._server.admission.connections,

@@ -33,6 +33,8 @@ BAN_BACKOFF: Final = Backoff(first_s=60.0, factor=2.0, most_s=3600.0, jitter=0.2
 STALL_BACKOFF: Final = Backoff(first_s=1.0, factor=2.0, most_s=60.0)
 """Pause before an origin that did not answer within its 10 s is used again: it, or the way to it, stood still, which is
 no fault as a lie is, but each time costs viewers some seconds."""
+HUNG_UP_BACKOFF: Final = Backoff(first_s=0.2, factor=2.0, most_s=15.0)
+"""Pause before an origin that hangs up at once is tried again: most often the port or the key is wrong."""
 CONNECT_S: Final = 5.0
 _NO_ORIGIN_S: Final = 2.0
 """A peer that ends the connection sooner, without an answer, may be no origin: a server of RTMP hangs up at once."""
@@ -233,8 +235,8 @@ class Upstream:
         lasted_s = self._clock() - began_at
         if lasted_s < _NO_ORIGIN_S and self.meter.requests == asked:
             self._note_failure(f"{_HUNG_UP} ({why})", hint=_HUNG_UP_HINT)
-        else:
-            self._note_failure(why)
+            return HUNG_UP_BACKOFF.delay_s(self._redial.tries, self._rng)
+        self._note_failure(why)
         return self._redial.delay_s(lasted_s)
 
     def _tell_connected(self) -> None:
