@@ -21,6 +21,7 @@ from typing import Any, Final, TypeAlias
 
 from flowctl.core.text.printable import short
 from flowctl.errors import LocalProtocolError, RpcError, RpcTimeoutError
+from flowctl.nodes.rpc.commands import check_name
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
 from flowctl.nodes.rpc.message import MOST_PARTS, SERVED_MESSAGE, Part, octets
 from flowctl.nodes.rpc.nodecalls import NodeCalls
@@ -267,6 +268,7 @@ def failure_of(command: str, data: Sequence[bytes]) -> RpcError:
 
 def checked_frames(conn: ConnectionID, command: str, parts: tuple[Part, ...]) -> list[bytes]:
     """Return command and parts as they are sent; more than a node takes is refused here, where their sender is told."""
+    check_name("command", command)
     if len(parts) > MOST_PARTS:
         raise LocalProtocolError(f"a message has {len(parts)} parts, at most {MOST_PARTS} are allowed")
     frames = [command.encode(), *map(octets, parts)]

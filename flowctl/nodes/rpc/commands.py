@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+from flowctl.core.text.printable import short
 from flowctl.errors import LocalProtocolError
 from flowctl.nodes.rpc.access.access import Access, AuthLevel
 from flowctl.nodes.rpc.jobs.slots import CategoryLane
@@ -20,6 +21,13 @@ Handler: TypeAlias = "Callable[..., Any]"
 MOST_DESCRIBED_BYTES: Final = 900_000
 """Size of one description at most: it must stay below the limit of a message, so the rest is left out."""
 _MOST_SUMMARY: Final = 120
+
+
+def check_name(what: str, name: object) -> None:
+    """See that `name` is ``category.command``: nodes take others for words of theirs, such as ``BYE``."""
+    category, dot, _ = name.partition(".") if isinstance(name, str) else ("", "", "")
+    if not (category and dot):
+        raise LocalProtocolError(f"{what} {short(name)} must be category.command, a text")
 
 
 class HandlerKind(enum.Enum):

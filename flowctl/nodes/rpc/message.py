@@ -47,7 +47,8 @@ def octets(part: Part) -> bytes:
     text = as_json(part)
     if text is None:
         raise LocalProtocolError(
-            f"a part of a message is text or bytes, or a dataclass or model, not {type(part).__name__}"
+            f"a part of a message is text or bytes, or a dataclass or model, not {type(part).__name__}",
+            hint="give each part by itself: *parts" if isinstance(part, (list, tuple)) else None,
         )
     return text
 

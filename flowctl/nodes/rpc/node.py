@@ -23,13 +23,15 @@ from math import inf
 from typing import Any, Final, Self
 
 from flowctl.core.loop.faults import ErrorHook
+from flowctl.core.text.fieldtypes import check_type
+from flowctl.core.text.printable import short
 from flowctl.errors import ClosedError, LocalProtocolError, RpcError
 from flowctl.nodes.rpc.access.access import Access, AuthLevel, checked_keys, refusal_code
 from flowctl.nodes.rpc.access.admission import Allow
 from flowctl.nodes.rpc.access.logins import LoginDesk, Logins, PasswordHash
 from flowctl.nodes.rpc.arguments import Arguments, Takes
 from flowctl.nodes.rpc.asking import Asking, IncomingStream, RequestFuture, Settle, checked_frames, failure_of
-from flowctl.nodes.rpc.commands import Category, Handler, HandlerKind, RpcCommand, access_of, described
+from flowctl.nodes.rpc.commands import Category, Handler, HandlerKind, RpcCommand, access_of, check_name, described
 from flowctl.nodes.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher, JobStatistics, TimerID
 from flowctl.nodes.rpc.jobs.slots import DEFAULT_MAX_QUEUE
@@ -197,12 +199,17 @@ class RpcNode:
         """Have ``category.command`` `alias` mean `target`, with its access. Aliases of aliases mean nothing.
 
         Raises:
-            LocalProtocolError: `alias` has no dot, is an alias or a command already, or the node was started.
+            LocalProtocolError: a name is not ``category.command``, `alias` is an alias or a command already, or the
+                node was started.
         """
         self._check_not_started("add_command_alias")
-        source, (category, dot, _) = alias.encode(), alias.partition(".")
-        if not (category and dot) or len(source) > wire.MAX_NAME_BYTES:
-            raise LocalProtocolError(f"alias {alias!r} must be category.command, at most {wire.MAX_NAME_BYTES} bytes")
+        check_name("alias", alias)
+        check_name("the target of an alias,", target)
+        source = alias.encode()
+        if len(source) > wire.MAX_NAME_BYTES:
+            raise LocalProtocolError(
+                f"alias {short(alias)} has {len(source)} bytes, the limit is {wire.MAX_NAME_BYTES}"
+            )
         if source in self._aliases:
             raise LocalProtocolError(f"alias {alias!r} was added before")
         if source in self._commands:
@@ -214,6 +221,7 @@ class RpcNode:
         owner = self._categories.get(category)
         if owner is None:
             raise LocalProtocolError(f"category {category!r} was not added", hint="call add_category() first")
+        check_type("name", name, str)
         size = len(name.encode())
         if size > wire.MAX_COMMAND_BYTES:
             raise LocalProtocolError(f"command {name!r} has {size} bytes, at most {wire.MAX_COMMAND_BYTES} are allowed")

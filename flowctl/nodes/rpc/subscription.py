@@ -46,12 +46,12 @@ class Subscription(Generic[C, T]):
         with self._lock:
             return len(self._subscribers)
 
-    def subscribe(self, conn: C, data: T) -> bool:
+    def subscribe(self, conn: C, data: T = None) -> bool:  # type: ignore[assignment]  # `T` of no data is None
         """Subscribe, or prolong a subscription.
 
         Args:
             conn: who.
-            data: what he wants, for `publish`; compared with what he wanted before.
+            data: what he wants, for `publish`; compared with what he wanted before. None: nothing in particular.
 
         Returns:
             True if that is new: he was not subscribed, or wanted something else. False: it was prolonged.

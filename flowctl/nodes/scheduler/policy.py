@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 from weakref import ref
 
 from flowctl.core.outcomes.pending import Outcome
+from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
 
 PLACES_PER_PRIORITY: Final = 64
@@ -177,3 +178,12 @@ class SchedulerPolicy:
     #: Whether a response is of use; one that is not counts for the others as a request that was REJECTED. Called with
     #: no lock held, by the thread that brings the response. None: each is.
     useful: Callable[[Any], bool] | None = None
+
+    def __post_init__(self) -> None:
+        for name, of in (("fairness", FirstComeFirstServed), ("choice", ById)):
+            given = getattr(self, name)
+            if missing := [method for method in vars(of) if method[0] != "_" and not hasattr(given, method)]:
+                raise ConfigError(
+                    f"{name} is {short(given)}, which has no {', '.join(missing)}",
+                    hint=f"leave it out for the default, {of.__name__}()",
+                )

@@ -81,6 +81,7 @@ def node() -> Iterator[RpcNode]:
     node.stop()
 
 
+NOBODY = ConnectionID(1 << 30)
 MISTAKES = {
     "empty category": lambda node: node.add_category(""),
     "dot in a category": lambda node: node.add_category("b.c"),
@@ -92,6 +93,8 @@ MISTAKES = {
     "unknown category": lambda node: node.add_command("z", "b", plain),
     "alias without a dot": lambda node: node.add_command_alias("ab", "a.b"),
     "alias without a category": lambda node: node.add_command_alias(".b", "a.b"),
+    "alias that is no text": lambda node: node.add_command_alias(None, "a.b"),
+    "alias of what has no dot": lambda node: node.add_command_alias("a.x", "ab"),
     "long alias": lambda node: node.add_command_alias("a." + "x" * 250, "a.b"),
     "alias of the name of a command": lambda node: node.add_command_alias("a.b", "a.c"),
     "command of the name of an alias": lambda node: [
@@ -101,6 +104,9 @@ MISTAKES = {
     "alias of what every node has": lambda node: [node.add_command_alias("rpc.describe", "a.b"), node.start()],
     "alias twice": lambda node: [node.add_command_alias("c.d", "a.b") for _ in range(2)],
     "stream as a command": lambda node: node.add_command("a", "c", stream),
+    "command sent without a dot": lambda node: [node.start(), node.send(NOBODY, "BYE")],
+    "request without a dot": lambda node: [node.start(), node.request_future(NOBODY, "ab")],
+    "parts in a list": lambda node: [node.start(), node.send(NOBODY, "a.b", [b"x"])],
     "no handler": lambda node: node.add_command("a", "c", None),
 }
 

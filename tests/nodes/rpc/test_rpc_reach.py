@@ -134,15 +134,15 @@ def test_reach_when_it_contradicts_itself_is_an_error(wrong):
 def test_subscription_when_not_prolonged_ends_after_its_time():
     now = [0.0]
     news: Subscription[str, None] = Subscription("news", clock=lambda: now[0])
-    assert [news.subscribe(name, None) for name in ("a", "b", "a")] == [True, True, False]
+    assert [news.subscribe(name) for name in ("a", "b", "a")] == [True, True, False]
     now[0] = DURATION_S - 1
-    assert not news.subscribe("a", None)
+    assert not news.subscribe("a")
     now[0] = DURATION_S
     told: list[str] = []
     assert news.publish(lambda conn, _: told.append(conn)) == 1
     assert (told, len(news)) == (["a"], 1)
     now[0] += DURATION_S
-    assert news.subscribe("a", None)  # it was over
+    assert news.subscribe("a")  # it was over
     assert (news.unsubscribe("a"), news.unsubscribe("a")) == (True, False)
 
 

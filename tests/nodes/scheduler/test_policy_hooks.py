@@ -8,6 +8,7 @@ import pytest
 from scheduler_kit import World
 
 from flowctl.core.outcomes.backoff import Backoff
+from flowctl.errors import ConfigError
 from flowctl.nodes.scheduler.policies.adaptive import AdaptiveChannels, AdaptiveSettings
 from flowctl.nodes.scheduler.policies.choice import TwoChoices
 from flowctl.nodes.scheduler.policies.ejection import EjectionSettings, OutlierEjection
@@ -21,6 +22,12 @@ def ejecting(**options) -> SchedulerPolicy:
     return SchedulerPolicy(
         ejection=OutlierEjection(Random(1), EjectionSettings(consecutive=2, away=AWAY, most_share=0.5)), **options
     )
+
+
+@pytest.mark.parametrize("name", ["fairness", "choice"])
+def test_policy_when_a_question_has_nobody_to_answer_it_says_so(name):
+    with pytest.raises(ConfigError, match=f"{name} is None, which has no"):
+        SchedulerPolicy(**{name: None})
 
 
 def test_ejection_when_a_peer_returns_gives_it_one_channel_until_it_has_answered():

@@ -6,7 +6,8 @@
     curve://HOST:PORT/KEY      ipc+curve://PATH/KEY      (tcp+curve:// is curve://)
 
 HOST is a name, an IPv4 address or an IPv6 one in brackets. KEY is the public key of the peer in hex, base32z or base64.
-Source: oxen-mq, ``oxenmq/address.h``, without its form for QR codes.
+``TCP://`` and ``CURVE://`` are of QR codes: all in capitals, an IPv6 address between dollars, KEY in hex or base32z.
+Source: oxen-mq, ``oxenmq/address.h`` and ``oxenmq/address.cpp``.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ MOST_NAME_BYTES: Final = 255
 
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._\-]*[A-Za-z0-9._])?")
 _IPV6: Final = re.compile(r"[:.0-9a-fA-F]+")
+_QR: Final = re.compile(r"[A-Z0-9$:.\-]+(/[A-F0-9]{64}|/[A-Z0-9]{52})?")
 _PORT: Final = re.compile(r"[0-9]{1,5}")
 _HINT: Final = "write it like tcp://host:port, ipc://path, curve://host:port/KEY or ipc+curve://path/KEY"
 _CURVE_ENCODINGS: Final = (KeyEncoding.HEX, KeyEncoding.BASE32Z, KeyEncoding.BASE64)
@@ -82,6 +84,8 @@ class Address:
         if not found or not rest:
             raise ConfigError(f"{short(text)} is no address", hint=_HINT)
         try:
+            if scheme in {"TCP", "CURVE"}:
+                scheme, rest = scheme.lower(), _of_qr_code(rest)
             match scheme:
                 case "tcp" | "curve" | "tcp+curve":
                     return cls._parse_tcp(rest, curve=scheme != "tcp")
@@ -138,6 +142,13 @@ class Address:
         if self.transport is AddressTransport.TCP:
             return f"curve://{join_host_port(self.host, self.port)}/{key}"
         return f"ipc+curve://{self.socket}/{key}"
+
+
+def _of_qr_code(rest: str) -> str:
+    """Return what stands behind the transport as others write it."""
+    if not _QR.fullmatch(rest):
+        raise ConfigError("an address of a QR code has capitals, digits and $:/.- only, and no key in base64")
+    return rest.lower().replace("$", "[", 1).replace("$", "]", 1)
 
 
 def _check_host(host: str) -> None:

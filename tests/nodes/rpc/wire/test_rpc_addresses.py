@@ -26,10 +26,14 @@ SLASHED = bytes([255]) * 32  # in base64 it is nothing but slashes, nearly
         (f"curve://a:1/{HEX}", "a", 1, "tcp://a:1"),
         (f"tcp+curve://a:1/{B32Z}", "a", 1, "tcp://a:1"),
         (f"curve://[::1]:1/{B32Z.upper()}", "[::1]", 1, "tcp://[::1]:1"),
+        ("TCP://1.2.3.4:5678", "1.2.3.4", 5678, "tcp://1.2.3.4:5678"),
+        (f"CURVE://EXAMPLE.COM:80/{HEX.upper()}", "example.com", 80, "tcp://example.com:80"),
+        (f"CURVE://$2001:DB8::1$:1/{B32Z.upper()}", "[2001:db8::1]", 1, "tcp://[2001:db8::1]:1"),
     ],
 )
 def test_address_when_tcp_has_host_and_port(text, host, port, zmq):
     address = Address.parse(text)
+    assert address.pubkey == (KEY if "curve" in text.lower() else b"")
     assert (AddressTransport.TCP, host, port, zmq) == (
         address.transport,
         address.host,
@@ -80,6 +84,7 @@ def test_address_when_printed_has_the_key_in_base32z():
 
 
 NO_ADDRESSES = f"""
+TCP://a:1  TCP://$::1:1  TCP+CURVE://A:1/{HEX.upper()}  CURVE://A:1  CURVE://A:1/{B64}  CURVE://A:1/{B64.upper()}
 tcp  tcp://  ://a:1  tcpz://a:1  Tcp://a:1  TCP://[::1]:1  IPC://A  CURVE://A:1/{B32Z}  inproc://  ipc://
 tcp://abc  tcp://1:1:1  tcp://a:0  tcp://a:65536  tcp://a:  tcp://a:+1  tcp://a:\u0661  tcp://:1  tcp://a:1/  tcp://*:1
 tcp://[::1:1080  tcp://[::1]1080  tcp://[]:1  tcp://[::g]:1  tcp://[::1]:  tcp://[::1]x:1  tcp://$::1$:1  tcp://é:1
