@@ -10,8 +10,8 @@ import subprocess
 import sys
 
 import pytest
-from disk_kit import small_disk
 from e2e_kit import address_of, frames_of, read_flv, wait_for_viewers, wait_until
+from process_kit import small_disk
 
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.wire.client.source import FlvFile

@@ -1,4 +1,4 @@
-"""Processes that tests start: they begin with default signals, and none of them outlives the tests.
+"""Processes that tests start: they begin with default signals, and none of them outlives the tests; and small disks.
 
 A shell that starts a job in the background has it ignore SIGINT and SIGQUIT, and what is ignored is inherited by every
 program started from there. A signal that has a handler is not: `exec` resets it to the default.
@@ -10,7 +10,10 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 from pathlib import Path
+
+import pytest
 
 _RESET = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -52,3 +55,18 @@ def end_children() -> list[str]:
             os.waitpid(number, 0)
             ended.append(command[:200])
     return ended
+
+
+@contextlib.contextmanager
+def small_disk(folder, size="1m"):
+    """Mount a disk of `size` at a new folder for the time of the block; skip where none can be made."""
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

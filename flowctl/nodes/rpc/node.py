@@ -20,7 +20,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from math import inf
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar, cast, overload
 
 from flowctl.core.loop.faults import ErrorHook
 from flowctl.core.text.fieldtypes import check_type
@@ -39,12 +39,15 @@ from flowctl.nodes.rpc.message import SERVED_MESSAGE, Part, RpcMessage, parts_of
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.nodes.rpc.peers.peer import ANY_WAY, CONNECT_KEEP_ALIVE_S, SERVICE_NODE, ConnectionID, Reach, RpcPeer
 from flowctl.nodes.rpc.peers.reaching import CONNECT_TIMEOUT_S, LINGER_S, SELF_ADDRESS, Failed, Reaching, Ready
+from flowctl.nodes.rpc.pool import CHANNELS, RpcPool
+from flowctl.nodes.rpc.services import WRONG_REPLY, Form, methods_of, stub_of
 from flowctl.nodes.rpc.serving import Serving
 from flowctl.nodes.rpc.wire import frames as wire
 from flowctl.nodes.rpc.wire.addresses import Address
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.wire.zeromq.curve import KeyPair, node_keys
 
+_S = TypeVar("_S")
 _log: Final = logging.getLogger("flowctl.rpc")
 
 REQUEST_TIMEOUT_S: Final = 15.0
@@ -53,7 +56,7 @@ STREAM_CREDIT: Final = 32
 STOP_GRACE_S: Final = 1.0
 """Time beyond its deadline in which a stop closes sockets and names the handlers that it leaves behind."""
 _OWN_CATEGORY: Final = "rpc"
-"""Category of `rpc.describe` and `rpc.login`."""
+"""Category of `rpc.describe`, `rpc.health` and `rpc.login`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +133,7 @@ class RpcNode:
         self._commands: dict[bytes, RpcCommand] = {}
         self._aliases: dict[bytes, bytes] = {}
         self._own_category = False  # `rpc` was added by us
+        self._not_serving: frozenset[str] = frozenset()  # categories; "": the node
         self._middleware: list[Callable[[Handler], Handler]] = []
         # Only for the node's thread:
         self._logins: Final = Logins()
@@ -195,6 +199,24 @@ class RpcNode:
         """
         self._add(category, name, handler, takes, is_request=True)
 
+    def add_service(self, category: str, service: type[_S], implementation: _S) -> None:
+        """Add a request command for each method of a service.
+
+        Args:
+            category: where they belong.
+            service: a class, such as a Protocol, whose methods take one value or none and say with types what they take
+                and answer; one that answers with an `AsyncIterator` streams. Names that begin with ``_`` are left out.
+            implementation: an object with these methods: coroutines and asynchronous generators run on the node's loop,
+                plain functions on worker threads. What its types do not allow is refused as ``WRONG_ARGUMENT``.
+
+        Raises:
+            LocalProtocolError: see `add_command`; or a method has no types, takes several values, or answers once
+                where its service says many times.
+        """
+        for method in methods_of(service):
+            handler = method.handler(implementation)
+            self._add(category, method.name, handler, None, is_request=True, shown=method.shown)
+
     def add_command_alias(self, alias: str, target: str) -> None:
         """Have ``category.command`` `alias` mean `target`, with its access. Aliases of aliases mean nothing.
 
@@ -216,7 +238,16 @@ class RpcNode:
             raise LocalProtocolError(f"alias {alias!r} is the name of a command, which it would hide")
         self._aliases[source] = target.encode()
 
-    def _add(self, category: str, name: str, handler: Handler, takes: Takes | None, *, is_request: bool) -> None:
+    def _add(
+        self,
+        category: str,
+        name: str,
+        handler: Handler,
+        takes: Takes | None,
+        *,
+        is_request: bool,
+        shown: dict[str, Any] | None = None,
+    ) -> None:
         self._check_not_started("add_command")
         owner = self._categories.get(category)
         if owner is None:
@@ -232,7 +263,6 @@ class RpcNode:
             raise LocalProtocolError(f"command {full.decode()!r} is the name of an alias, which would hide it")
         if not callable(handler):
             raise LocalProtocolError(f"the handler of {full.decode()!r} cannot be called")
-        shown = None
         if takes is not None:
             arguments = Arguments(full.decode(), takes)
             handler, shown = arguments.checked(handler), arguments.shown
@@ -439,8 +469,22 @@ class RpcNode:
             else:
                 self._commands[alias] = target
 
+    def set_serving(self, *, serving: bool, category: str = "") -> None:
+        """Say whether the node serves, or a category of it: what `rpc.health` tells balancers. Any thread.
+
+        Args:
+            serving: False where callers had better go elsewhere, as before a restart; nothing is refused for that.
+            category: empty: the whole node.
+
+        Raises:
+            LocalProtocolError: there is no such category.
+        """
+        if category and category not in self._categories:
+            raise LocalProtocolError(f"category {category!r} was not added", hint="call add_category() first")
+        self._not_serving = self._not_serving - {category} if serving else self._not_serving | {category}
+
     def _describe(self) -> None:
-        """Add `rpc.describe`, unless the application has a category of that name."""
+        """Add `rpc.describe` and `rpc.health`, unless the application has a category of that name."""
         if _OWN_CATEGORY not in self._categories:
             lane = self._jobs.slots.add_category(_OWN_CATEGORY, 0, 0)
             self._categories[_OWN_CATEGORY] = Category(_OWN_CATEGORY, Access(), lane)
@@ -453,7 +497,16 @@ class RpcNode:
             return described(mine, self._aliases)
 
         category = self._categories[_OWN_CATEGORY]
+
+        async def health(message: RpcMessage) -> str:
+            """Return whether the node, or a category of it, serves: SERVING, NOT_SERVING, SERVICE_UNKNOWN."""
+            name = message.data[0].decode(errors="replace") if message.data else ""
+            if name and name not in self._categories:
+                return "SERVICE_UNKNOWN"
+            return "NOT_SERVING" if self._calls.stopping or self._not_serving & {"", name} else "SERVING"
+
         self._commands[b"rpc.describe"] = RpcCommand(category, what_you_may_call, is_request=True)
+        self._commands[b"rpc.health"] = RpcCommand(category, health, is_request=True)
 
     def _begin(self) -> None:
         self._jobs.start()
@@ -740,18 +793,40 @@ class RpcNode:
         self._asking.ask(self._named(conn), command, parts, partial(_settle, future, command), timeout_s)
         return future
 
+    @overload
     async def call(
         self, conn: ConnectionID | bytes, command: str, *parts: Part, timeout_s: float = REQUEST_TIMEOUT_S
-    ) -> list[bytes]:
+    ) -> list[bytes]: ...
+    @overload
+    async def call(
+        self, conn: ConnectionID | bytes, command: str, *parts: Part, returns: type[_S], timeout_s: float = ...
+    ) -> _S: ...
+    async def call(
+        self,
+        conn: ConnectionID | bytes,
+        command: str,
+        *parts: Part,
+        returns: Any = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> Any:
         """Send a request and wait for its reply; on any loop. Cancelled, it has the server cancel its handler.
 
+        Args:
+            conn: to whom; the public key of a service node stands for `service_node` of it.
+            command: ``category.command``.
+            parts: text is sent as UTF-8, a dataclass or a model of Pydantic as JSON.
+            returns: the type of the one part of the reply: `str`, or one that Pydantic reads from JSON. None: the parts
+                are returned as they came.
+            timeout_s: how long to wait for the reply, in seconds.
+
         Returns:
-            The parts of the reply.
+            The parts of the reply; or the value that `returns` says.
 
         Raises:
             RpcTimeoutError: the deadline passed.
-            RpcError: it failed; its `code` says how.
+            RpcError: it failed; its `code` says how, ``WRONG_REPLY`` that it is not what `returns` says.
         """
+        form = None if returns is None else Form(returns)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[tuple[bool, list[bytes]]] = loop.create_future()
         here = self._calls.group.in_thread()
@@ -771,7 +846,7 @@ class RpcNode:
                 self._calls.do(self._asking.withdraw, asked)
             raise
         if ok:
-            return data
+            return data if form is None else form.value(data, f"the reply to {command}", WRONG_REPLY)
         raise failure_of(command, data)
 
     async def stream(
@@ -820,6 +895,37 @@ class RpcNode:
                     self._calls.do(self._asking.withdraw, asked)
         if incoming.failure is not None:
             raise failure_of(command, incoming.failure)
+
+    def service(
+        self, service: type[_S], conn: ConnectionID | bytes, category: str, *, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> _S:
+        """Return a stub of a service: each method asks `conn`, and returns, or yields, what it answers.
+
+        Args:
+            service: as of `add_service`.
+            conn: whom; the public key of a service node stands for `service_node` of it.
+            category: of its commands there.
+            timeout_s: of each call, in seconds; streams may take any time.
+
+        Raises:
+            LocalProtocolError: see `add_service`.
+        """
+        stub = stub_of(service, category, partial(self.call, conn, timeout_s=timeout_s), partial(self.stream, conn))
+        return cast("_S", stub)
+
+    def pool(self, *conns: ConnectionID, channels: int = CHANNELS, timeout_s: float = REQUEST_TIMEOUT_S) -> RpcPool:
+        """Return several servers of the same commands as one: each call goes to one of them that has room.
+
+        Args:
+            conns: who they are; more may be added, and taken out, later.
+            channels: calls that each may have to work on at a time, 1 or more.
+            timeout_s: of each call, in seconds, with the wait for a server.
+        """
+        withdraw = partial(self._calls.do, self._asking.withdraw)
+        pool = RpcPool(self._asking.ask, withdraw, self._reaching.is_open, self.stream, self._clock, timeout_s)
+        for conn in conns:
+            pool.add(conn, channels)
+        return pool
 
     def send_reply(self, message: RpcMessage, parts: tuple[Part, ...]) -> None:
         """Answer a request, if it was not answered; for `RpcMessage`."""

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import structlog
-from disk_kit import small_disk
+from process_kit import small_disk
 
 from flowctl.core.server.bans import Ban, BanAction, BanList
 from flowctl.errors import ConfigError, LocalProtocolError

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from disk_kit import small_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from process_kit import small_disk
 
 from flowctl.errors import BusyError, LocalProtocolError, StoreError
 from flowctl.nodes.messenger.storefile import (

@@ -49,6 +49,7 @@ class DialledConnection:
     _lost: Callable[[RpcPeer], object]
     heard: bool = False  #: something came since it was set to False
     ready: bool = False  #: it was answered
+    lost: bool = False  #: its connection has ended, and there is no other yet
     _answered: bool = False  #: something came since the last handshake
     _handshake_count: int = 0  #: those that were awaited
     _comes_again: bool = True  #: ZeroMQ has tried to connect since the connection ended
@@ -85,6 +86,7 @@ class DialledConnection:
         self._received(self.peer, frames, 0)
 
     def _happened(self, event: int, value: int) -> None:
+        self.lost = event in {zmq.EVENT_DISCONNECTED, zmq.EVENT_CONNECT_RETRIED}
         if event == zmq.EVENT_CONNECTED:
             self._comes_again, self._not_reached = True, False
             self.peer.descriptor = value

@@ -268,6 +268,11 @@ class Reaching:
             peer = None  # another has taken the routing id since
         return peer
 
+    def is_open(self, conn: ConnectionID) -> bool:
+        """Return whether what is sent there now goes out, and does not wait for a listener that is gone. Any thread."""
+        dialled = self.dialled.get(conn.id)
+        return dialled is None or not dialled.lost  # of others that have gone the end is told at once
+
     def send_to(self, peer: RpcPeer, frames: Sequence[bytes]) -> bool:
         """Send a message that has no answer; return whether it could be sent."""
         return self.try_to_send(peer, frames) is None
