@@ -80,26 +80,37 @@ def open_sqlite(path: Path, form: SqliteForm) -> sqlite3.Connection:
     return connection
 
 
-def make_room(connection: sqlite3.Connection, path: Path, size_bytes: int = 0) -> bool:
-    """Return whether the disk has room for `size_bytes` more, twice: in the log, and then in the file.
+def room_for(connection: sqlite3.Connection, path: Path, wanted_bytes: int = 0) -> int:
+    """Return how many octets may be written, as far as `wanted_bytes` is concerned: each takes room in log and file.
 
     A log that has filled the disk can never be written into the file: then nothing gives room back, no removal either.
-    So where room gets short the log is written there, while that can be done, and some of the file's unused pages are
-    given back. Outside of transactions.
+    So where room gets short the log is written there, while that can be done and nobody reads it, and some of the
+    file's unused pages are given back. Outside of transactions. Where the system does not tell, there is room: what is
+    wrong SQLite will say.
     """
-    log = Path(f"{path}-wal")
-    if _free_bytes(path) >= (log.stat().st_size if log.exists() else 0) + 2 * size_bytes + _SPARE_BYTES:
-        return True
-    with contextlib.suppress(sqlite3.Error):
-        connection.execute(_WRITE_LOG).fetchall()
-        # As a script: `execute` takes one step of a statement without columns, which is one page.
-        connection.executescript(f"PRAGMA incremental_vacuum({_PAGES_BACK}); {_WRITE_LOG}")
-    return _free_bytes(path) >= 2 * size_bytes + _SPARE_BYTES
+    real = path.resolve()
+    try:
+        room = _room(real)
+        if room >= wanted_bytes:
+            return room
+        patience_ms = connection.execute("PRAGMA busy_timeout").fetchone()[0]
+        connection.execute("PRAGMA busy_timeout = 0")
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute(_WRITE_LOG).fetchall()
+            # As a script: `execute` takes one step of a statement without columns, which is one page.
+            connection.executescript(f"PRAGMA incremental_vacuum({_PAGES_BACK}); {_WRITE_LOG}")
+        connection.execute(f"PRAGMA busy_timeout = {patience_ms}")
+        return _room(real)
+    except (OSError, sqlite3.Error):
+        return wanted_bytes
 
 
-def _free_bytes(path: Path) -> int:
+def _room(path: Path) -> int:
     of_disk = os.statvfs(path)
-    return of_disk.f_bavail * of_disk.f_frsize
+    log_bytes = 0
+    with contextlib.suppress(FileNotFoundError):
+        log_bytes = path.with_name(f"{path.name}-wal").stat().st_size
+    return (of_disk.f_bavail * of_disk.f_frsize - log_bytes - _SPARE_BYTES) // 2
 
 
 def _set_up(path: Path, form: SqliteForm, connection: sqlite3.Connection) -> None:

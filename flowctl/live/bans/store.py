@@ -26,7 +26,7 @@ from typing import Final
 
 import structlog
 
-from flowctl.core.text.sqlitefile import SqliteForm, make_room, open_sqlite, sqlite_code
+from flowctl.core.text.sqlitefile import SqliteForm, open_sqlite, room_for, sqlite_code
 from flowctl.errors import ConfigError, StoreError
 from flowctl.live.bans.words import Word, WordPlace, place_text
 
@@ -114,7 +114,7 @@ class BanStore:
     def _changing(self) -> Iterator[None]:
         if not self.whole():
             raise OSError(errno.EUCLEAN, "it was removed, replaced or written over", str(self.path))
-        make_room(self._database, self.path)
+        room_for(self._database, self.path)
         try:
             with self._database:
                 self._database.execute("BEGIN IMMEDIATE")

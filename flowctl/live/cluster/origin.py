@@ -242,22 +242,23 @@ class Offering:
 
     async def _serve(self, session: StreamSession) -> None:
         peer = join_host_port(*session.connection.peer)
-        why, refused = "it has finished", False
+        why, code = "it has finished", ""
         telling = asyncio.get_running_loop().call_later(_KNOWN_AFTER_S, self._tell_connected, session, peer)
         guard = EdgeGuard(self._server, session.connection.peer, session.connection.number, self._book)
         try:
             await self._diffusion.serve(session, guard)
         except (FlowctlError, OSError) as error:
-            why, refused = str(error), getattr(error, "code", "") == _PROOF
+            why, code = str(error), getattr(error, "code", "")
         finally:
+            was_told = asyncio.get_running_loop().time() >= telling.when() and session.connection.receiver.bytes_in
             telling.cancel()
             guard.left()
-        connection, strays = session.connection, self._server.hub.strays
-        if refused:
-            if strays.is_first(connection.peer[0], "segments", why):  # it comes again and again
+        kind = (why if code else "it was gone at once") if session.connection.receiver.bytes_in else SILENT
+        if was_told or self._server.hub.strays.is_first(session.connection.peer[0], "segments", kind):
+            if code == _PROOF:  # it comes again and again
                 _log.warning("edge refused", peer=peer, why=why, hint=_KEY_HINT)
-        elif connection.receiver.bytes_in or strays.is_first(connection.peer[0], "segments", SILENT):
-            _log.info("edge gone", peer=peer, why=why)
+            else:
+                _log.info("edge gone", peer=peer, why=why)
 
     def _tell_connected(self, session: StreamSession, peer: str) -> None:
         if session.connection.receiver.bytes_in:  # no probe

@@ -82,7 +82,7 @@ class EdgeReport:
             connections, most, age_s = int(said["connections"]), int(said["most"]), float(said["age_s"])
             found = cls(
                 name=said["edge"],
-                number=int(said["number"]),
+                number=int(said.get("number", max(now - age_s, 0.0) * 1000)),  # an edge of before has none
                 bases=bases_of(said["at"]),
                 hls=bool(said["hls"]),
                 connections=connections,

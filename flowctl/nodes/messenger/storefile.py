@@ -33,7 +33,7 @@ from secrets import randbits
 from typing import Any, Final
 
 from flowctl.core.text.printable import short
-from flowctl.core.text.sqlitefile import SqliteForm, make_room, open_sqlite, sqlite_code, store_error
+from flowctl.core.text.sqlitefile import SqliteForm, open_sqlite, room_for, sqlite_code, store_error
 from flowctl.errors import BusyError, LocalProtocolError, StoreError
 from flowctl.nodes.messenger.wire import MAX_EARLIER, Life, runs_of
 
@@ -59,8 +59,9 @@ _LOG_BYTES: Final = 8 << 20
 """Size to which the log is cut when it begins anew: twice what is written between two checkpoints."""
 _SPARE_PAGES: Final = 2048
 """Unused pages that are kept for later messages: 8 MiB, so that a queue that grows and shrinks moves no pages."""
+_PAGE_BYTES: Final = 4096
 _ROW_BYTES: Final = 128
-"""What a message takes beside its record; that itself takes up to twice its size, where a page has room for one."""
+"""What a message takes beside its record, in which a page may be left half empty."""
 _VACUUM_PAGES: Final = 256
 """Pages that one commit gives back: 1 MiB, a few milliseconds."""
 
@@ -249,24 +250,45 @@ class StoreFile:
         Where the disk, or the file, has no room for what is to be sent, that is refused and the rest is written: what
         was received and acknowledged needs little room, and gives some back.
         """
-        rest = [change for change in changes if not isinstance(change, AddMessage)]
-        added_bytes = sum(2 * len(item.record) + _ROW_BYTES for item in changes if isinstance(item, AddMessage))
-        refusal: Exception
-        if make_room(self._connection, self.path, added_bytes) or len(rest) == len(changes):
-            try:
-                return self._write_once(changes), []
-            except Exception as error:  # noqa: BLE001  (whatever it is, the callers wait for the outcome)
-                refusal = _translated(self.path, error) if isinstance(error, sqlite3.Error) else error
-                self._roll_back()
-        else:
-            refusal = store_error(_FORM, self.path, "cannot grow: its disk is full", "full")
-        if getattr(refusal, "code", None) == "full" and 0 < len(rest) < len(changes):
-            told, undone = self.write(rest)
-            return told + [(change.done, refusal) for change in changes if isinstance(change, AddMessage)], undone
+        kept, refused = self._fitting(changes)
+        full = store_error(_FORM, self.path, "cannot grow: its disk is full", "full")
+        told: list[Told] = [(change.done, full) for change in refused]
+        if not kept:
+            return told, []
+        try:
+            return told + self._write_once(kept), []
+        except Exception as error:  # noqa: BLE001  (whatever it is, the callers wait for the outcome)
+            refusal = _translated(self.path, error) if isinstance(error, sqlite3.Error) else error
+            self._roll_back()
+        rest = [change for change in kept if not isinstance(change, AddMessage)]
+        if getattr(refusal, "code", None) == "full" and 0 < len(rest) < len(kept):
+            more, undone = self.write(rest)
+            return told + more + [(change.done, refusal) for change in kept if isinstance(change, AddMessage)], undone
         return (
-            [(change.done, refusal) for change in changes if not isinstance(change, _Untold)],
-            [change for change in changes if isinstance(change, _Untold)],
+            told + [(change.done, refusal) for change in kept if not isinstance(change, _Untold)],
+            [change for change in kept if isinstance(change, _Untold)],
         )
+
+    def _fitting(self, changes: Sequence[Change]) -> tuple[Sequence[Change], list[AddMessage]]:
+        """Return the changes that the disk has room for, and the messages that it has none for: the first fit.
+
+        What an effect writes nobody knows, so before one the log is written into the file wherever room is not ample.
+        """
+        costs = {id(item): _cost(item.record) for item in changes if isinstance(item, AddMessage)}
+        effects = any(getattr(item, "effect", None) is not None for item in changes)
+        left = room_for(self._connection, self.path, sum(costs.values()) + (_LOG_BYTES if effects else 0))
+        if left >= sum(costs.values()):
+            return changes, []
+        kept: list[Change] = []
+        refused: list[AddMessage] = []
+        for change in changes:
+            if isinstance(change, AddMessage):
+                left -= costs[id(change)]
+                if left < 0:
+                    refused.append(change)
+                    continue
+            kept.append(change)
+        return kept, refused
 
     def _write_once(self, changes: Sequence[Change]) -> list[Told]:
         told: list[Told] = []
@@ -436,6 +458,10 @@ def _lock(path: Path) -> int:
     os.ftruncate(fd, 0)
     os.write(fd, str(os.getpid()).encode())
     return fd
+
+
+def _cost(record: bytes) -> int:
+    return len(record) + min(len(record), _PAGE_BYTES) + _ROW_BYTES
 
 
 def _translated(path: Path, error: sqlite3.Error) -> StoreError:

@@ -119,6 +119,16 @@ def test_viewers_when_a_report_comes_by_two_ways_count_until_the_next_one(book, 
         assert book.choose("rtmp") is None
 
 
+def test_report_when_it_has_no_number_is_told_from_the_one_before_by_its_time(book, clock):
+    """Of an edge of the version before, which is still let in."""
+    for made_at, connections in ((1000.0, 0), (1002.0, 10)):
+        clock.now = made_at
+        words = json.loads(report(1, most=10, connections=connections, made_at=made_at).words(clock.now))
+        del words["number"]
+        book.take_report(json.dumps(words).encode(), 1)
+    assert book.choose("rtmp") is None
+
+
 @pytest.mark.parametrize(
     "changed", [{"connections": 100}, {"drains": True}, {"scheme": "rtmps"}, {"made_at": 1000.0 - KNOWN_S}]
 )
