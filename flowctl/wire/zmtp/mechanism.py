@@ -5,8 +5,9 @@ octets and frames into messages. Who is let in is asked in the middle: the key i
 told nothing that it may rely on.
 
 CURVE keeps the passive listener, the man in the middle and replays away: each side proves its long-term key, messages
-are encrypted with keys of this connection alone, whose nonces only grow. A listener keeps nothing of a connection until
-its peer has shown the cookie that it was sent, sealed with a key of this process.
+are encrypted with keys of this connection alone, whose nonces only grow. What a listener needs for it goes to its peer
+and comes back in a cookie, sealed with a key that no other connection has: one that was recorded would open the same
+keys again, and with them the same nonces.
 """
 
 from __future__ import annotations
@@ -174,17 +175,17 @@ _COMMAND_INSIDE: Final = 2
 class CurveClient(_Curve):
     """The side that dials: it knows the key of its listener."""
 
-    __slots__ = ("_own", "_public", "_secret", "_server", "_server_passing", "_short_public", "_short_secret")
+    __slots__ = ("_beforehand", "_own", "_public", "_secret", "_server", "_short_public", "_short_secret")
 
     def __init__(self, own: Properties, public: bytes, secret: bytes, server: bytes) -> None:
         super().__init__(as_server=False)
         self._own, self._public, self._secret, self._server = own, public, secret, server
         self._short_public, self._short_secret = sodium.crypto_box_keypair()
-        self._server_passing = b""
+        self._beforehand = _agreed(server, self._short_secret)
 
     def begin(self) -> bytes:
         nonce = self._next_nonce()
-        box = sodium.crypto_box(bytes(64), b"CurveZMQHELLO---" + nonce, self._server, self._short_secret)
+        box = sodium.crypto_box_afternm(bytes(64), b"CurveZMQHELLO---" + nonce, self._beforehand)
         return wire.command(b"HELLO", b"\x01\0" + bytes(72) + self._short_public + nonce + box)
 
     def take(self, name: bytes, data: bytes) -> bytes:
@@ -202,10 +203,9 @@ class CurveClient(_Curve):
         if len(data) != _WELCOME_BYTES:
             raise _unexpected(b"WELCOME")
         nonce, box = data[:_LONG_NONCE], data[_LONG_NONCE:]
-        beforehand = sodium.crypto_box_beforenm(self._server, self._short_secret)
-        plain = _opened(box, b"WELCOME-" + nonce, beforehand)
+        plain = _opened(box, b"WELCOME-" + nonce, self._beforehand)
         passing, cookie = plain[:KEY_BYTES], plain[KEY_BYTES:]
-        self._shared = sodium.crypto_box_beforenm(passing, self._short_secret)
+        self._shared = _agreed(passing, self._short_secret)
         vouch_nonce, nonce = random_bytes(_LONG_NONCE), self._next_nonce()
         vouch = sodium.crypto_box(self._short_public + self._server, b"VOUCH---" + vouch_nonce, passing, self._secret)
         plain = self._public + vouch_nonce + vouch + wire.properties(self._own)
@@ -218,9 +218,10 @@ class CurveServer(_Curve):
 
     __slots__ = ("_admit", "_cookie_key", "_own", "_public", "_secret", "_short_public")
 
-    def __init__(self, own: Properties, public: bytes, secret: bytes, cookie_key: bytes, admit: Admit) -> None:
+    def __init__(self, own: Properties, public: bytes, secret: bytes, admit: Admit) -> None:
         super().__init__(as_server=True)
-        self._own, self._public, self._secret, self._cookie_key, self._admit = own, public, secret, cookie_key, admit
+        self._own, self._public, self._secret, self._admit = own, public, secret, admit
+        self._cookie_key = random_bytes(KEY_BYTES)
         self._short_public = b""  # that the peer has said first, and repeats
 
     def begin(self) -> bytes:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flowctl.errors import LimitExceededError, RemoteProtocolError
+from flowctl.core.text.printable import short
+from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.wire.zmtp import frames as wire
 from flowctl.wire.zmtp.mechanism import CURVE, SEALED_BYTES, Mechanism, RefusedError
 
@@ -26,6 +27,9 @@ _MOST_CONTEXT_BYTES: Final = 16
 _PER_S: Final = 10
 """Units of the time in a PING per second."""
 _MOST_TTL: Final = 0xFFFF
+_MOST_TIMES: Final = 16
+_LOOK_EACH: Final = 64
+"""Frames that are taken before the owner is asked whether to go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +38,13 @@ class ZmtpLimits:
 
     Args:
         part_bytes: octets of one part, without what encryption adds; more ends the connection.
-        parts: parts of one message; one that has more is thrown away, and counted.
+        message_bytes: octets of all parts of one message; more ends the connection.
+        parts: parts of one message; one that has more is thrown away, and counted, and one that goes on and on
+            (`_MOST_TIMES` as many) ends the connection.
     """
 
     part_bytes: int = 1 << 20
+    message_bytes: int = 16 << 20
     parts: int = 1024
 
 
@@ -46,8 +53,8 @@ class Heartbeat:
     """When a silent peer is asked, and when it counts as dead; in seconds.
 
     Args:
-        each_s: silence after which it is asked.
-        dead_s: silence after which it is dead; more than `each_s`. The peer is told, and may do the same.
+        each_s: time between two questions, also where it is not silent: it was told that we ask.
+        dead_s: silence after which it is dead; more than `each_s`. It is told, and may do the same with us.
     """
 
     each_s: float = 15.0
@@ -64,22 +71,27 @@ class ZmtpPeer:
         handshaken: called once the peer is known, before its first message.
         limits: of messages.
         heartbeat: None: it is not asked.
+        stops: asked now and then while there is more: whether to take no more of it now.
+        behind: whether what was sent waits for the peer to read: then it gets no PONG, which would wait too.
     """
 
     __slots__ = (
         "_begun",
+        "_behind",
         "_flags",
         "_handshaken",
         "_heartbeat",
         "_limits",
         "_mechanism",
         "_message",
+        "_message_bytes",
         "_missing",
         "_most_bytes",
+        "_part_count",
         "_parts",
         "_send",
         "_stage",
-        "_too_many",
+        "_stops",
         "asked_at",
         "heard_at",
         "peer_ttl_s",
@@ -96,18 +108,22 @@ class ZmtpPeer:
         *,
         limits: ZmtpLimits,
         heartbeat: Heartbeat | None = None,
+        stops: Callable[[], bool] = lambda: False,
+        behind: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._stops: Final = stops
+        self._behind: Final = behind
         self._mechanism: Final = mechanism
         self._send: Final = send
-        self._message: Final = message
+        self._message = message
         self._handshaken: Final = handshaken
         self._limits: Final = limits
         self._heartbeat: Final = heartbeat
         self._most_bytes = _MOST_HANDSHAKE_BYTES
         self._parts: list[bytes] = []
-        self._begun: list[bytes] = []  # pieces of a large frame that has not come wholly
+        self._part_count = self._message_bytes = 0  # of the message that comes
+        self._begun = bytearray()  # a large frame that has not come wholly
         self._missing = self._flags = 0  # octets of that one that are still to come, and its flags
-        self._too_many = False  # parts of the message that comes
         self._stage = _GREETING
         self.too_long_count = 0  #: messages of too many parts, thrown away
         self.heard_at = 0.0  #: when something came last
@@ -129,15 +145,17 @@ class ZmtpPeer:
         self._send(wire.greeting(self._mechanism.name, as_server=self._mechanism.as_server))
 
     def octets_of(self, frames: Sequence[bytes]) -> bytes:
-        """Return the octets of a message; once `open`."""
+        """Return the octets of a message; once `open`, and to be sent before any other's."""
+        if not self.open:
+            raise LocalProtocolError("a message is sent before the handshake is over")
         return self._mechanism.seal(frames)
 
     def receive(self, data: memoryview, now: float) -> int:
-        """Take what has come; return how much. The rest, up to `_LARGE_BYTES`, is given again with what comes next.
+        """Take what has come; return how much. The rest is given again: with what comes next, or later if `stops`.
 
         Raises:
             RemoteProtocolError: the peer has broken the protocol; the connection is over.
-            LimitExceededError: a part is too long.
+            LimitExceededError: a part, or a message, is too long.
             RefusedError: the owner does not let it in; it was told what it is to be told.
         """
         self.heard_at = now
@@ -151,8 +169,13 @@ class ZmtpPeer:
             self._answer(self._mechanism.begin())
         if self._missing:
             at = self._take_more(data, at)
-        most_bytes = self._most_bytes
+        most_bytes, left = self._most_bytes, _LOOK_EACH
         while size - at >= 2:
+            left -= 1
+            if left <= 0:
+                if self._stops():
+                    break
+                left = _LOOK_EACH
             flags, length, start = data[at], data[at + 1], at + 2
             if flags & wire.LONG:
                 if size - at < 9:
@@ -166,7 +189,7 @@ class ZmtpPeer:
             if end > size:
                 if length > _LARGE_BYTES:
                     self._flags, self._missing = flags, end - size
-                    self._begun.append(bytes(data[start:]))
+                    self._begun += data[start:]
                     at = size
                 break
             at = end
@@ -181,30 +204,28 @@ class ZmtpPeer:
             RemoteProtocolError: it has been silent for too long.
         """
         beat = self._heartbeat
-        silent_s = now - self.heard_at
         if beat is None or not self.open:
             return float("inf")
         dead_s = min(beat.dead_s, self.peer_ttl_s or beat.dead_s)
-        if silent_s >= dead_s:
-            raise RemoteProtocolError(f"the peer has said nothing for {silent_s:.0f} s", code="zmtp-silence")
-        if silent_s >= beat.each_s and now - self.asked_at >= beat.each_s:
+        if now - self.heard_at >= dead_s:
+            raise RemoteProtocolError(f"the peer has said nothing for {now - self.heard_at:.1f} s", code="zmtp-silence")
+        if now - self.asked_at >= beat.each_s:
             self.asked_at = now
             ttl = min(int(beat.dead_s * _PER_S), _MOST_TTL).to_bytes(2, "big")
             self._send(self._mechanism.seal_command(wire.command_body(wire.PING, ttl)))
-        return min(self.heard_at + dead_s, max(self.asked_at, self.heard_at) + beat.each_s)
+        return min(self.heard_at + dead_s, self.asked_at + beat.each_s)
 
     # --- inner steps ---------------------------------------------------------------------------------------------
 
     def _take_more(self, data: memoryview, at: int) -> int:
         """Take what has come of a large frame; return where it ends."""
-        piece = bytes(data[at : at + self._missing])
-        self._begun.append(piece)
-        self._missing -= len(piece)
+        end = min(at + self._missing, len(data))
+        self._begun += data[at:end]
+        self._missing -= end - at
         if not self._missing:
-            body = b"".join(self._begun)
-            self._begun.clear()
+            body, self._begun = bytes(self._begun), bytearray()
             self._take_frame(self._flags, body)
-        return at + len(piece)
+        return end
 
     def _take_frame(self, flags: int, body: bytes) -> None:
         if self._stage is _OPEN:
@@ -216,7 +237,7 @@ class ZmtpPeer:
         own = self._mechanism
         if name != own.name:
             raise RemoteProtocolError(
-                f"the peer speaks the mechanism {name[:20].decode('ascii', 'replace')}, here is {own.name.decode()}",
+                f"the peer speaks the mechanism {short(name.decode('ascii', 'replace'))}, here is {own.name.decode()}",
                 code="zmtp-mechanism",
                 hint="one side has a key of the other, and that one does not use keys, or the other way round",
             )
@@ -234,7 +255,7 @@ class ZmtpPeer:
         if name == wire.ERROR:
             self.refused = said[1 : 1 + said[0]] if said else b""
             raise RemoteProtocolError(
-                f"the peer refuses us: {self.refused[:40].decode('ascii', 'replace')}", code="zmtp-refused"
+                f"the peer refuses us: {short(self.refused[:40].decode('ascii', 'replace'))}", code="zmtp-refused"
             )
         try:
             self._answer(self._mechanism.take(name, said))
@@ -252,17 +273,25 @@ class ZmtpPeer:
         if flags & wire.COMMAND:
             self._heed(*wire.read_command(body))
             return
-        parts = self._parts
-        if len(parts) < self._limits.parts:
-            parts.append(body)
-        else:
-            self._too_many = True
-        if not flags & wire.MORE:
+        parts, limits = self._parts, self._limits
+        parts.append(body)
+        if not (flags & wire.MORE or self._part_count):
             self._parts = []
-            if self._too_many:
-                self._too_many = False
-                self.too_long_count += 1
-            else:
+            self._message(parts)
+            return
+        self._part_count += 1
+        self._message_bytes += len(body)
+        if self._message_bytes > limits.message_bytes:
+            raise LimitExceededError("message_bytes", self._message_bytes, limits.message_bytes)
+        if self._part_count > limits.parts:
+            parts.clear()
+            if self._part_count > limits.parts * _MOST_TIMES:
+                raise LimitExceededError("parts", self._part_count, limits.parts)
+        if not flags & wire.MORE:
+            too_many, self._parts = self._part_count > limits.parts, []
+            self._part_count = self._message_bytes = 0
+            self.too_long_count += too_many
+            if not too_many:
                 self._message(parts)
 
     def _heed(self, name: bytes, data: bytes) -> None:
@@ -270,6 +299,8 @@ class ZmtpPeer:
             if not 2 <= len(data) <= 2 + _MOST_CONTEXT_BYTES:
                 raise RemoteProtocolError(f"a PING has {len(data)} bytes", code="zmtp-ping")
             self.peer_ttl_s = int.from_bytes(data[:2], "big") / _PER_S
+            if self._behind():
+                return
             self._send(self._mechanism.seal_command(wire.command_body(wire.PONG, data[2:])))
 
 

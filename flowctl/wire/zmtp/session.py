@@ -10,6 +10,7 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.core.sending.contract import SendResult
 from flowctl.errors import LimitExceededError
 from flowctl.reasons import CloseReason
+from flowctl.receiver import DONE, InputResult, InputVerdict
 from flowctl.wire.zmtp.mechanism import Mechanism, RefusedError
 from flowctl.wire.zmtp.peer import Heartbeat, ZmtpLimits, ZmtpPeer
 
@@ -35,7 +36,7 @@ class ZmtpSession(Session):
         heartbeat: None: a silent peer is not asked.
     """
 
-    __slots__ = ("_gathered", "_gathered_bytes", "_gone", "_refused", "zmtp")
+    __slots__ = ("_gathered", "_gathered_bytes", "_gone", "zmtp")
     pinned = True
 
     def __init__(
@@ -48,11 +49,16 @@ class ZmtpSession(Session):
         limits: ZmtpLimits,
         heartbeat: Heartbeat | None = None,
     ) -> None:
-        self.zmtp: Final = ZmtpPeer(mechanism, self._put, message, known, limits=limits, heartbeat=heartbeat)
+        self.zmtp: Final = ZmtpPeer(
+            *(mechanism, self._put, message, known),
+            limits=limits,
+            heartbeat=heartbeat,
+            stops=lambda: self.connection.ended is not None or self.connection.turn_over(),
+            behind=lambda: not self.connection.sender.drained,
+        )
         self._gone: Final = gone
         self._gathered: list[bytes] | None = None  # while input is handled
         self._gathered_bytes = 0
-        self._refused = False
 
     @property
     def protocol(self) -> str:
@@ -64,34 +70,46 @@ class ZmtpSession(Session):
         if self._gathered is not None and not droppable:
             self._gather(octets)
             return None
+        self._flush()  # nothing overtakes, or its nonce would come too early
         return self.connection.sender.send(octets, MessageClass.DATA, droppable=droppable)
 
     def opened(self) -> None:
         self.connection.set_timer(self.connection.now() + HANDSHAKE_S)
         self.zmtp.begin()
 
-    def received(self, data: memoryview) -> int:
-        if self._refused:
-            return len(data)
+    def close_after_flush(self, details: str = "") -> None:
+        self._flush()
+        super().close_after_flush(details)
+
+    def received(self, data: memoryview) -> InputResult:
+        connection, zmtp, was_open = self.connection, self.zmtp, self.zmtp.open
         self._gathered = []
-        zmtp, was_open = self.zmtp, self.zmtp.open
         try:
-            return zmtp.receive(data, self.connection.now())
+            taken = zmtp.receive(data, connection.now())
         except RefusedError as error:
-            self._refused = True
             self._flush()
             if error.told:
-                self.connection.close_after_flush("not let in", reason=CloseReason.AUTH_REFUSED)
-            return len(data)  # who is told nothing has the rest of the time for a handshake, and comes again after that
+                connection.close_after_flush("not let in", reason=CloseReason.AUTH_REFUSED)
+            # Who is told nothing has the rest of the time for a handshake, unheard, and comes again after that.
+            return InputResult(InputVerdict.BLOCK)
         finally:
-            self._flush()
-            self._gathered = None
+            gathered, self._gathered = self._gathered, None
+            self._send_gathered(gathered)
             if zmtp.open and not was_open:
+                zmtp.asked_at = connection.now()
                 self._look()
+        if connection.ended is not None:
+            return InputResult(InputVerdict.BLOCK)
+        if taken < len(data) and connection.turn_over():
+            connection.receiver.trigger_input()
+            return InputResult(InputVerdict.BLOCK, taken)
+        return InputResult(InputVerdict.NEED_MORE, taken) if taken < len(data) else DONE
 
     def timer(self, now: float) -> None:
         if not self.zmtp.open:
             raise LimitExceededError("handshake_time_s", now - self.connection.opened_at, HANDSHAKE_S)
+        if self.connection.receiver.paused:  # whom we do not hear is not silent
+            self.zmtp.heard_at = now
         self._look()
 
     def closed(self, reason: CloseReason, details: str) -> None:
@@ -118,8 +136,11 @@ class ZmtpSession(Session):
                 self._flush()
 
     def _flush(self) -> None:
-        gathered = self._gathered
+        if self._gathered:
+            gathered, self._gathered = self._gathered, []
+            self._send_gathered(gathered)
+
+    def _send_gathered(self, gathered: list[bytes]) -> None:
+        self._gathered_bytes = 0
         if gathered:
             self.connection.sender.send(b"".join(gathered), MessageClass.DATA, droppable=False)
-            gathered.clear()
-            self._gathered_bytes = 0

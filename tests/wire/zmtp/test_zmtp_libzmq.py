@@ -9,10 +9,11 @@ import pytest
 import zmq
 from connection_kit import wait_until
 from zmq.utils.monitor import recv_monitor_message
-from zmtp_kit import COOKIE_KEY, DEALER, ROUTER, admit_all, key_pair
+from zmtp_kit import DEALER, ROUTER, admit_all, key_pair
 
 from flowctl.connection import Connection
 from flowctl.pollgroup import PollGroup
+from flowctl.reasons import CloseReason
 from flowctl.wire.zeromq.keytext import KeyEncoding, encode_key
 from flowctl.wire.zmtp import frames as wire
 from flowctl.wire.zmtp.mechanism import CurveClient, CurveServer, Null, RefusedError
@@ -81,7 +82,7 @@ class Ours:
 
 
 def listening(kind, admit=admit_all):
-    return Null(ROUTER, admit) if kind == "null" else CurveServer(ROUTER, *SERVER, COOKIE_KEY, admit)
+    return Null(ROUTER, admit) if kind == "null" else CurveServer(ROUTER, *SERVER, admit)
 
 
 def dialling(kind, server=SERVER[0]):
@@ -168,6 +169,55 @@ def test_sides_when_both_are_ours_exchange_all(group, kind):
         asking.send(frames)
     wait_until(lambda: len(asking.got) == len(MESSAGES))
     assert asking.got == answering.got == MESSAGES
+
+
+@KINDS
+def test_messages_when_sent_while_input_is_handled_come_in_their_order_and_before_the_end(group, kind):
+    one, other = socket.socketpair()
+    answering, asking = Ours(listening(kind)), Ours(dialling(kind))
+
+    def answer(frames):
+        answering.session.send_message([b"first"])
+        answering.session.send_message([b"may be dropped"], droppable=True)
+        answering.session.send_message([b"last"])
+        answering.session.close_after_flush("all was said")
+
+    answering.session.zmtp._message = answer
+    answering.live_on(group, one)
+    asking.live_on(group, other)
+    wait_until(lambda: asking.known and answering.known)
+    asking.send([b"say"])
+    wait_until(lambda: asking.end is not None)
+    assert asking.got == [[b"first"], [b"may be dropped"], [b"last"]]
+    assert asking.end[0] is CloseReason.PEER_CLOSED
+
+
+def test_messages_when_many_come_at_once_leave_the_thread_to_others_and_stop_at_the_end(group):
+    """30,000 empty ones in one piece of input: others have their turns, and after a close none is handed on."""
+    one, other = socket.socketpair()
+    turns, got = [], []
+    ours = Ours(listening("null"))
+
+    def take(frames):
+        got.append(len(turns))
+        if len(got) == 29_000:
+            ours.connection.close(CloseReason.KICKED, "enough")
+
+    ours.session.zmtp._message = take
+    ours.live_on(group, one)
+
+    def turn():
+        turns.append(1)
+        if ours.end is None:
+            group.call_soon(turn)
+
+    group.call_soon(turn)
+    hello = wire.greeting(b"NULL", as_server=False) + wire.command(wire.READY, wire.properties(DEALER))
+    other.sendall(hello + wire.frame(b"") * 30_000)
+    wait_until(lambda: ours.end is not None)
+    assert len(got) < 29_000 + 200
+    assert len(set(got)) > 3, "others had turns between"
+    other.close()
 
 
 @KINDS

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zmtp_kit import BEAT, DEALER, ROUTER, Side, key_pair, mechanisms, pair, talk
 
-from flowctl.errors import LimitExceededError, RemoteProtocolError
+from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.wire.zmtp import frames as wire
 from flowctl.wire.zmtp.mechanism import CurveClient, Null, RefusedError
-from flowctl.wire.zmtp.peer import ZmtpLimits
+from flowctl.wire.zmtp.peer import Heartbeat, ZmtpLimits
 
 KINDS = pytest.mark.parametrize("kind", ["null", "curve"])
 MESSAGES = [[b"a"], [b"", b"x" * 255, b""], [b"y" * 256], [b"part"] * 9, [os.urandom(70_000), b"end"]]
@@ -94,7 +94,7 @@ def test_peer_when_not_let_in_is_told_so_or_nothing(kind, told):
     with pytest.raises(RefusedError):
         talk(dialling, listening)
     if told:
-        with pytest.raises(RemoteProtocolError, match="refuses us: 400"):
+        with pytest.raises(RemoteProtocolError, match=r"refuses us: .400"):
             dialling.give(listening.take())
         assert dialling.peer.refused == told
     else:
@@ -106,6 +106,7 @@ def test_peer_when_not_let_in_is_told_so_or_nothing(kind, told):
 @KINDS
 def test_silence_when_a_peer_is_asked_and_answers_goes_on_and_ends_where_it_does_not(kind):
     listening, dialling = pair(kind, heartbeat=BEAT)
+    listening.peer.asked_at = listening.peer.heard_at = 0.0
     assert listening.peer.look(10.0) == 15.0
     assert not listening.sent
     assert listening.peer.look(15.0) == 30.0
@@ -115,10 +116,74 @@ def test_silence_when_a_peer_is_asked_and_answers_goes_on_and_ends_where_it_does
     assert len(listening.sent) == asked, "asked once"
     talk(listening, dialling, 16.5)
     assert dialling.peer.peer_ttl_s == 30.0
-    assert listening.peer.look(17.0) == 31.5
-    listening.peer.look(32.0)
-    with pytest.raises(RemoteProtocolError, match="said nothing for 30 s"):
+    assert listening.peer.look(17.0) == 30.0
+    assert listening.peer.look(32.0) == 46.5
+    with pytest.raises(RemoteProtocolError, match=r"said nothing for 30\.0 s"):
         listening.peer.look(46.5)
+
+
+def test_peer_when_it_listens_only_and_has_said_how_long_is_asked_and_stays():
+    """It hears something all the time, and says PING at its own pace; the other side asks at its."""
+    long, short = Heartbeat(each_s=15.0, dead_s=30.0), Heartbeat(each_s=5.0, dead_s=10.0)
+    listening, dialling = (Side(item, None, beat) for item, beat in zip(mechanisms("null"), (long, short), strict=True))
+    for side in (listening, dialling):
+        side.peer.begin()
+    talk(dialling, listening)
+    due = {listening: 0.0, dialling: 0.0}
+    for step in range(200):
+        now = step * 0.5
+        listening.say(b"news")
+        due = {side: side.peer.look(now) if now >= at else at for side, at in due.items()}
+        talk(listening, dialling, now)
+    assert len(dialling.messages) == 200
+
+
+def test_message_when_its_parts_are_too_much_together_or_never_end_ends_the_connection():
+    listening, dialling = pair("null", limits=ZmtpLimits(message_bytes=1000))
+    dialling.say(b"x" * 400, b"y" * 600)
+    talk(dialling, listening)
+    dialling.say(b"x" * 400, b"y" * 601)
+    with pytest.raises(LimitExceededError, match="message_bytes is 1001"):
+        talk(dialling, listening)
+    listening, dialling = pair("null", limits=ZmtpLimits(parts=3))
+    for _ in range(48):
+        listening.give(wire.frame(b"z" * 1000, wire.MORE))
+    with pytest.raises(LimitExceededError, match="parts is 49"):
+        listening.give(wire.frame(b"z" * 1000, wire.MORE))
+    assert sum(map(len, listening.peer._parts)) <= 1000
+
+
+def test_message_when_said_before_the_handshake_is_an_error_of_ours():
+    for side in map(Side, mechanisms("curve")):
+        with pytest.raises(LocalProtocolError, match="before the handshake"):
+            side.peer.octets_of([b"x"])
+
+
+def test_connection_when_replayed_whole_opens_nothing():
+    """Whoever recorded all that a peer has said has neither its keys nor its nonces."""
+    server_keys = key_pair()
+    listening, dialling = (Side(item) for item in mechanisms("curve", server_keys=server_keys))
+    for side in (listening, dialling):
+        side.peer.begin()
+    recorded = []
+    while dialling.sent or listening.sent:
+        recorded.append(dialling.take())
+        listening.give(recorded[-1])
+        dialling.give(listening.take())
+    dialling.say(b"pay 100")
+    recorded.append(dialling.take())
+    again = Side(mechanisms("curve", server_keys=server_keys)[0])
+    again.peer.begin()
+    with pytest.raises(RemoteProtocolError, match="cookie"):
+        again.give(b"".join(recorded))
+    assert not again.known
+    assert again.messages == []
+
+
+@pytest.mark.parametrize("low", [bytes(32), bytes([1]) + bytes(31)])
+def test_key_when_anybody_would_know_what_it_agrees_on_is_refused(low):
+    with pytest.raises(RemoteProtocolError, match="a key that is none"):
+        CurveClient(DEALER, *key_pair(), low)
 
 
 def test_ping_when_it_has_a_context_is_answered_with_it():

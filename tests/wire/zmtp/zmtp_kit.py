@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import nacl.bindings as sodium
 
 from flowctl.wire.zmtp.mechanism import CurveClient, CurveServer, Null
@@ -11,7 +9,6 @@ from flowctl.wire.zmtp.peer import Heartbeat, ZmtpLimits, ZmtpPeer
 
 ROUTER = {b"Socket-Type": b"ROUTER"}
 DEALER = {b"Socket-Type": b"DEALER", b"Identity": b"me"}
-COOKIE_KEY = os.urandom(32)
 
 
 def key_pair():
@@ -28,7 +25,7 @@ def mechanisms(kind, admit=admit_all, server_keys=None, client_keys=None, server
     if kind == "null":
         return Null(ROUTER, admit), Null(DEALER)
     server_keys, client_keys = server_keys or key_pair(), client_keys or key_pair()
-    listening = CurveServer(ROUTER, *server_keys, COOKIE_KEY, admit)
+    listening = CurveServer(ROUTER, *server_keys, admit)
     return listening, CurveClient(DEALER, *client_keys, server_key or server_keys[0])
 
 
