@@ -41,7 +41,6 @@ class Arguments:
         self.shown: dict[str, Any] = {"parts": [1, 1]}  #: as `rpc.describe` tells it
         kind: Any = takes
         if _is_type(kind):
-            from pydantic import ConfigDict, TypeAdapter  # noqa: PLC0415 - see the head
             from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError  # noqa: PLC0415 - see the head
 
             try:
@@ -49,9 +48,8 @@ class Arguments:
                 self.shown["json"] = self._adapter.json_schema()
             except (PydanticUserError, PydanticUndefinedAnnotation) as error:
                 raise LocalProtocolError(f"{command} takes {kind}, which has no form in JSON: {error}") from error
-            if is_dataclass(kind) and not hasattr(kind, "__pydantic_config__"):  # what is Pydantic's decides itself
-                # All dataclasses in it as well; a dataclass alone is given no configuration.
-                self._adapter = TypeAdapter(kind | None, config=ConfigDict(extra="forbid"))
+            if _is_plain_dataclass(kind):
+                self._adapter = strict_adapter_of(kind)
                 schema = self.shown["json"]  # where a field is of its own type, the type is among "$defs"
                 schema = schema.get("$defs", {}).get(getattr(kind, "__name__", ""), schema)
                 self._known = ", ".join(sorted({*schema.get("properties", ()), *(item.name for item in fields(kind))}))
@@ -128,6 +126,45 @@ def adapter_of(kind: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter  # noqa: PLC0415 - see the head of the file
 
     return TypeAdapter(kind)
+
+
+@cache
+def strict_adapter_of(kind: Any) -> TypeAdapter[Any]:
+    """Return one that refuses fields that a dataclass has not, in all dataclasses in it as well; it lets None pass."""
+    from pydantic import ConfigDict, TypeAdapter  # noqa: PLC0415 - see the head of the file
+
+    if not _is_plain_dataclass(kind):
+        return adapter_of(kind)
+    return TypeAdapter(kind | None, config=ConfigDict(extra="forbid"))  # a dataclass alone is given no configuration
+
+
+def schema_of(kind: Any) -> dict[str, Any]:
+    """Return the JSON schema of a type."""
+    from pydantic import PydanticUserError  # noqa: PLC0415 - see the head of the file
+
+    try:
+        return adapter_of(kind).json_schema()
+    except (PydanticUserError, TypeError, NameError) as error:
+        raise LocalProtocolError(f"{short(kind)} has no form in JSON: {error}") from error
+
+
+def fault_of(error: Exception) -> str:
+    """Return what is wrong with a value, its first fault if there are several."""
+    from pydantic import ValidationError  # noqa: PLC0415 - see the head of the file
+
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no text in UTF-8"
+    if not isinstance(error, ValidationError):
+        return f"{type(error).__name__}: {short(str(error))}"
+    if error.error_count() > MOST_LISTED:
+        return f"{error.error_count()} values are wrong"
+    fault = error.errors(include_url=False, include_context=False)[0]
+    place = ".".join(map(str, fault["loc"]))
+    return f"{short(place)}: {fault['msg']}" if place else fault["msg"]
+
+
+def _is_plain_dataclass(kind: Any) -> bool:
+    return is_dataclass(kind) and not hasattr(kind, "__pydantic_config__")  # what is Pydantic's decides itself
 
 
 def as_json(value: object) -> bytes | None:

@@ -213,8 +213,8 @@ class RpcNode:
             LocalProtocolError: see `add_command`; or a method has no types, takes several values, or answers once
                 where its service says many times.
         """
-        for method in methods_of(service):
-            handler = method.handler(implementation)
+        made = [(method, method.handler(implementation)) for method in methods_of(service)]  # all of them or none
+        for method, handler in made:
             self._add(category, method.name, handler, None, is_request=True, shown=method.shown)
 
     def add_command_alias(self, alias: str, target: str) -> None:
@@ -503,7 +503,7 @@ class RpcNode:
             name = message.data[0].decode(errors="replace") if message.data else ""
             if name and name not in self._categories:
                 return "SERVICE_UNKNOWN"
-            return "NOT_SERVING" if self._calls.stopping or self._not_serving & {"", name} else "SERVING"
+            return "NOT_SERVING" if self._not_serving & {"", name} else "SERVING"
 
         self._commands[b"rpc.describe"] = RpcCommand(category, what_you_may_call, is_request=True)
         self._commands[b"rpc.health"] = RpcCommand(category, health, is_request=True)
@@ -914,7 +914,7 @@ class RpcNode:
         return cast("_S", stub)
 
     def pool(self, *conns: ConnectionID, channels: int = CHANNELS, timeout_s: float = REQUEST_TIMEOUT_S) -> RpcPool:
-        """Return several servers of the same commands as one: each call goes to one of them that has room.
+        """Return several servers of the same commands as one: each call goes to one that has room. Once started.
 
         Args:
             conns: who they are; more may be added, and taken out, later.
@@ -923,6 +923,8 @@ class RpcNode:
         """
         withdraw = partial(self._calls.do, self._asking.withdraw)
         pool = RpcPool(self._asking.ask, withdraw, self._reaching.is_open, self.stream, self._clock, timeout_s)
+        if self._calls.started:
+            pool.scheduler.run_on(self._calls.group)
         for conn in conns:
             pool.add(conn, channels)
         return pool

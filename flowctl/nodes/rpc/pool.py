@@ -2,40 +2,51 @@
 
 Each server has so many calls to work on at a time as it has channels; who calls meanwhile waits its turn here, where a
 deadline costs nothing, and not in a queue of a server that is slow. Of two that have room the quicker one is asked; one
-whose calls fail is left out for a while. A call that no server has begun (its queue is full, it stops) goes to another;
-one whose connection broke may have been carried out, so it goes to another only where that does no harm.
+whose calls fail is left out for a while. A call that its server has not begun (its queue is full, it is not connected)
+goes to another; one whose connection broke, or whose server stopped, may have been carried out, so it goes to another
+only where that does no harm.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, suppress
+from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
+from math import inf
 from random import Random
 from typing import Any, Final, TypeVar, cast
 
-from flowctl.errors import BrokenError, ClosedError, LocalProtocolError, RpcTimeoutError
+from flowctl.errors import BrokenError, ClosedError, FlowctlError, LocalProtocolError, RpcTimeoutError
 from flowctl.nodes.rpc.asking import failure_of
-from flowctl.nodes.rpc.message import Part
+from flowctl.nodes.rpc.message import SERVED_MESSAGE, Part
 from flowctl.nodes.rpc.peers.peer import ConnectionID
-from flowctl.nodes.rpc.services import Form, stub_of
+from flowctl.nodes.rpc.peers.reaching import check_timeout
+from flowctl.nodes.rpc.services import WRONG_REPLY, Form, stub_of
 from flowctl.nodes.rpc.wire import frames as wire
 from flowctl.nodes.scheduler.policies.choice import TwoChoices
-from flowctl.nodes.scheduler.policies.ejection import OutlierEjection
+from flowctl.nodes.scheduler.policies.ejection import EjectionSettings, OutlierEjection
 from flowctl.nodes.scheduler.policy import SchedulerPolicy
 from flowctl.nodes.scheduler.scheduler import MessageScheduler
 
 _S = TypeVar("_S")
+MOST_TIMEOUT_S: Final = 86_400.0
+"""Longest time of one call: one without end would wait for a server for ever."""
 CHANNELS: Final = 32
 """Calls that one server works on at a time."""
 _NOT_SENT: Final = b"NOT_SENT"
 """Our own word for a server that is not connected now."""
-_NOT_BEGUN: Final = frozenset({wire.QUEUE_FULL, wire.SHUTTING_DOWN, _NOT_SENT})
-_NOT_CARRIED_OUT: Final = _NOT_BEGUN | {wire.DISCONNECTED}
-_Outcome = tuple[int, bool, list[bytes]]
-"""Which server it was, whether it replied, and the parts of reply or failure."""
+_NOT_BEGUN: Final = frozenset({wire.QUEUE_FULL, _NOT_SENT})
+_MAY_BE_REPEATED: Final = _NOT_BEGUN | {wire.DISCONNECTED, wire.SHUTTING_DOWN}
+"""Codes of calls that a server, or another, may have carried out. A handler that runs when its node stops was begun."""
+_MOST_LEFT_OUT: Final = 0.5
+"""Share of the servers that may be left out at a time: one of two."""
+_Outcome = tuple[int, bool, "list[bytes] | FlowctlError"]
+"""Which server it was, whether it replied, and the parts of reply or failure; or why it could not be asked at all."""
 Ask = Callable[[ConnectionID, str, tuple[Part, ...], Callable[[bool, list[bytes]], object], float], object]
 Follow = Callable[..., AsyncIterator[list[bytes]]]
 
@@ -45,7 +56,15 @@ class _Question:
     command: str
     parts: tuple[Part, ...]
     deadline: float
-    withdraw: Callable[[], None] | None = None  #: has its server cancel it. None: it was asked nobody yet
+    given_up: bool = False
+    #: Has its server cancel it; taken by its caller or by the thread that sends it, the one that comes last.
+    withdraws: list[Callable[[], None]] = field(default_factory=list)
+
+    def give_up(self) -> None:
+        """Have its server cancel it, once, if one was asked."""
+        self.given_up = True
+        with suppress(IndexError):
+            self.withdraws.pop()()
 
 
 @dataclass(eq=False)
@@ -57,16 +76,32 @@ class _Server:
     pool: RpcPool
     streams: int = 0  #: that are open
     asked_count: int = 0
+    open: dict[int | None, _Question] = field(default_factory=dict)
 
     def send(self, request_id: int | None, message: Any) -> bool | None:
+        question: _Question = message
         if not self.pool.is_open(self.conn):  # it would wait until the server is there again
             self._settled(request_id, False, [_NOT_SENT])
             return None
         self.asked_count += 1
-        left_s = max(message.deadline - self.pool.now(), 0.0)
-        call = self.pool.ask(self.conn, message.command, message.parts, partial(self._settled, request_id), left_s)
-        message.withdraw = partial(self._withdraw, request_id, call)
+        self.open[request_id] = question
+        left_s = max(question.deadline - self.pool.now(), 0.0)
+        settle = partial(self._settled, request_id)
+        try:
+            # Not in the context of the call that has the scheduler's turn: the time of its caller is not ours.
+            call = Context().run(self.pool.ask, self.conn, question.command, question.parts, settle, left_s)
+        except FlowctlError as error:
+            self._settled(request_id, True, error)
+            return None
+        question.withdraws.append(partial(self._withdraw, request_id, call))
+        if question.given_up:
+            question.give_up()
         return None
+
+    def give_up_all(self) -> None:
+        """Have it cancel what it was asked."""
+        for question in list(self.open.values()):
+            question.give_up()
 
     def _withdraw(self, request_id: int | None, call: object) -> None:
         """Have the server cancel a call that nobody waits for any more: its channel is free then."""
@@ -74,14 +109,15 @@ class _Server:
             self.pool.withdraw(call)
         self._settled(request_id, True, [])
 
-    def _settled(self, request_id: int | None, ok: bool, parts: list[bytes]) -> None:  # noqa: FBT001  (see `Settle`)
+    def _settled(self, request_id: int | None, ok: bool, parts: list[bytes] | FlowctlError) -> None:  # noqa: FBT001  (see `Settle`)
+        self.open.pop(request_id, None)
         self.pool.scheduler.receive(self, (self.peer_id, ok, parts), request_id)
 
 
 def _is_useful(outcome: _Outcome) -> bool:
     """Return whether an outcome speaks for its server: what a handler answers does, be it an error of its own."""
     _, ok, parts = outcome
-    return ok or parts[:1] not in ([wire.TIMEOUT], *([code] for code in _NOT_CARRIED_OUT))
+    return ok or isinstance(parts, FlowctlError) or parts[0] not in {wire.TIMEOUT, *_MAY_BE_REPEATED}
 
 
 @dataclass(eq=False)
@@ -96,34 +132,46 @@ class RpcPool:
     timeout_s: float
     scheduler: MessageScheduler = field(init=False)
     _servers: dict[int, _Server] = field(default_factory=dict)
-    _count: int = 0
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    _closed: bool = False
 
     def __post_init__(self) -> None:
-        policy = SchedulerPolicy(choice=TwoChoices(Random()), ejection=OutlierEjection(Random()), useful=_is_useful)
+        ejection = OutlierEjection(Random(), EjectionSettings(most_share=_MOST_LEFT_OUT))
+        policy = SchedulerPolicy(choice=TwoChoices(Random()), ejection=ejection, useful=_is_useful)
         self.scheduler = MessageScheduler(self.now, policy=policy)
 
     def add(self, conn: ConnectionID, channels: int = CHANNELS) -> None:
         """Ask that server too, with up to `channels` calls at a time, 1 or more."""
         if channels < 1:
             raise LocalProtocolError(f"channels is {channels}, it must be 1 or more")
-        self._count += 1
-        server = self._servers[self._count] = _Server(self._count, conn, self)
+        number = next(self._numbers)
+        server = self._servers[number] = _Server(number, conn, self)
         self.scheduler.connect(server, channels)
 
     def remove(self, conn: ConnectionID) -> None:
-        """Ask that server no more; calls that it has end with `DISCONNECTED` for their callers."""
-        for server in [item for item in self._servers.values() if item.conn == conn]:
-            del self._servers[server.peer_id]
+        """Ask that server no more; calls that it has end with `DISCONNECTED` for their callers, and are cancelled."""
+        for server in [item for item in self._there() if item.conn == conn]:
+            self._servers.pop(server.peer_id, None)
             self.scheduler.disconnect(server.peer_id)
+            server.give_up_all()
 
     def close(self) -> None:
-        """End what waits, with `ClosedError`; connections stay."""
+        """End what waits, with `ClosedError`, and have servers cancel what they were asked; connections stay."""
+        self._closed = True
         self.scheduler.stop()
+        for server in self._there():
+            server.give_up_all()
+
+    def _there(self) -> list[_Server]:
+        return list(self._servers.values())
 
     @property
     def asked_counts(self) -> dict[ConnectionID, int]:
         """How many calls each server was asked."""
-        return {server.conn: server.asked_count for server in self._servers.values()}
+        counts: Counter[ConnectionID] = Counter()
+        for server in self._there():
+            counts[server.conn] += server.asked_count
+        return dict(counts)
 
     async def call(
         self,
@@ -150,9 +198,12 @@ class RpcPool:
         """
         form = None if returns is None else Form(returns)
         left_s = self.timeout_s if timeout_s is None else timeout_s
+        check_timeout(left_s)
+        served = SERVED_MESSAGE.get()
+        left_s = min(left_s, MOST_TIMEOUT_S, inf if served is None else served.left_s())
         deadline = self.now() + left_s
         tried: set[int] = set()
-        again = _NOT_CARRIED_OUT if repeatable else _NOT_BEGUN
+        again = _MAY_BE_REPEATED if repeatable else _NOT_BEGUN
         while True:
             question = _Question(command, parts, deadline)
             try:
@@ -160,34 +211,40 @@ class RpcPool:
                     question, timeout=max(deadline - self.now(), 1e-3), exclude=tried
                 )
             except TimeoutError:
+                question.give_up()
                 told = f"request {command}: none of {len(self._servers)} servers has answered in time"
                 raise RpcTimeoutError(told, code=wire.TIMEOUT.decode()) from None
             except asyncio.CancelledError:
-                if question.withdraw is not None:
-                    question.withdraw()
+                question.give_up()
                 raise
             except BrokenError:  # it was removed meanwhile
                 outcome = 0, False, [wire.DISCONNECTED]
             number, ok, data = outcome
+            if isinstance(data, FlowctlError):
+                raise data
             if ok:
-                return data if form is None else form.value(data, f"the reply to {command}", "WRONG_REPLY")
+                return data if form is None else form.value(data, f"the reply to {command}", WRONG_REPLY)
             tried.add(number)
-            if data[0] not in again or len(tried & self._servers.keys()) >= len(self._servers):
+            if data[0] not in again or tried >= {server.peer_id for server in self._there()}:
                 raise failure_of(command, [wire.DISCONNECTED] if data == [_NOT_SENT] else data)
 
-    def stream(self, command: str, *parts: Part, **options: Any) -> AsyncIterator[list[bytes]]:
-        """Have the server with the fewest open streams answer many times; see `RpcNode.stream`."""
-        return self._stream(command, parts, options)
+    async def stream(self, command: str, *parts: Part, **options: Any) -> AsyncIterator[list[bytes]]:
+        """Have the server with the fewest open streams, of those that are connected, answer many times.
 
-    async def _stream(self, command: str, parts: Sequence[Part], options: dict[str, Any]) -> AsyncIterator[list[bytes]]:
-        if not self._servers:
+        See `RpcNode.stream`. Nothing is begun anew elsewhere when its connection breaks.
+        """
+        if self._closed:
+            raise ClosedError("the pool was closed")
+        there = [server for server in self._there() if self.is_open(server.conn)]
+        if not there:
             raise failure_of(command, [wire.DISCONNECTED])
-        server = min(self._servers.values(), key=lambda item: (item.streams, item.asked_count))
+        server = min(there, key=lambda item: (item.streams, item.asked_count))
         server.streams += 1
         server.asked_count += 1
         try:
-            async for item in self.follow(server.conn, command, *parts, **options):
-                yield item
+            async with aclosing(self.follow(server.conn, command, *parts, **options)) as items:  # type: ignore[type-var]
+                async for item in items:
+                    yield item
         finally:
             server.streams -= 1
 

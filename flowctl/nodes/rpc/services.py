@@ -15,72 +15,90 @@ commands by their names, with the value as the one part.
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, is_dataclass
 from functools import partial
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 from flowctl.core.text.printable import short
 from flowctl.errors import LocalProtocolError, RpcError
-from flowctl.nodes.rpc.arguments import adapter_of
+from flowctl.nodes.rpc.arguments import adapter_of, fault_of, schema_of, strict_adapter_of
 from flowctl.nodes.rpc.commands import Handler, HandlerKind, kind_of
 from flowctl.nodes.rpc.wire.frames import WRONG_ARGUMENT
 
 WRONG_REPLY: Final = "WRONG_REPLY"
 """Code of a reply that is not what its method says."""
-_MANY: Final = (AsyncIterator, AsyncGenerator, AsyncIterable)
+_MANY: Final = (AsyncIterator, AsyncGenerator, AsyncIterable, typing.AsyncIterator, typing.AsyncIterable)
 _NOTHING: Final = type(None)
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How values of one type are written as a part."""
+    """How values of one type are written as a part.
+
+    Raises:
+        LocalProtocolError: it has no form in JSON.
+    """
 
     kind: Any  #: bytes, str, `None` where there is no value, or what Pydantic knows
+    schema: dict[str, Any] | None = field(init=False, default=None)  #: of JSON; None: it is none
 
     def __post_init__(self) -> None:
-        if self.kind not in {bytes, str, _NOTHING}:
-            from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError  # noqa: PLC0415 - see `arguments`
+        try:
+            plain = self.kind in {bytes, str, _NOTHING}
+        except TypeError as error:
+            raise LocalProtocolError(f"{short(self.kind)} has no form in JSON: {error}") from error
+        schema = None if plain else schema_of(self.kind)
+        if _is_open(self.kind):
+            raise LocalProtocolError(f"{short(self.kind)} is of any type, a service says of which")
+        object.__setattr__(self, "schema", schema)
 
-            try:
-                adapter_of(self.kind)
-            except (PydanticSchemaGenerationError, PydanticUserError, TypeError) as error:
-                raise LocalProtocolError(f"{self.kind} has no form in JSON: {error}") from error
+    @property
+    def count(self) -> int:
+        """How many parts a value has."""
+        return int(self.kind is not _NOTHING)
 
     def parts(self, value: Any) -> list[bytes]:
         """Return a value as it is sent."""
         if self.kind is _NOTHING:
             return []
-        if self.kind in {bytes, str} and not isinstance(value, self.kind):
-            raise LocalProtocolError(
-                f"{short(value)} is of type {type(value).__name__}, it must be {self.kind.__name__}"
-            )
-        if self.kind is bytes:
-            return [value]
-        return [value.encode() if self.kind is str else adapter_of(self.kind).dump_json(value, by_alias=True)]
+        if self.schema is None:
+            if isinstance(value, (bytearray, memoryview)) and self.kind is bytes:
+                return [bytes(value)]
+            if not isinstance(value, self.kind):
+                told = f"{short(value)} is of type {type(value).__name__}, it must be {self.kind.__name__}"
+                raise LocalProtocolError(told)
+            return [value.encode() if isinstance(value, str) else bytes(value)]
+        try:
+            return [adapter_of(self.kind).dump_json(value, by_alias=True, round_trip=True)]
+        except ValueError as error:  # such as octets in the place of text
+            raise LocalProtocolError(f"{short(value)} cannot be written as JSON: {error}") from error
 
     def value(self, parts: list[bytes], what: str, code: str) -> Any:
         """Return what was sent; an `RpcError` with `code` says that it is something else."""
-        if len(parts) != (self.kind is not _NOTHING):
-            raise RpcError(f"{what} has {len(parts)} parts, it must have {int(self.kind is not _NOTHING)}", code=code)
+        if len(parts) != self.count:
+            raise RpcError(f"{what} has {len(parts)} parts, it must have {self.count}", code=code)
         if self.kind is _NOTHING:
             return None
         if self.kind is bytes:
             return parts[0]
+        strict = code == WRONG_ARGUMENT.decode()  # who answers may know more than who asked
         try:
-            return parts[0].decode() if self.kind is str else adapter_of(self.kind).validate_json(parts[0])
-        except ValueError as error:  # that of Pydantic is one
-            raise RpcError(f"{what}: {_told(error)}", code=code) from None
+            if self.kind is str:
+                return parts[0].decode()
+            value = (strict_adapter_of if strict else adapter_of)(self.kind).validate_json(parts[0])
+        except Exception as error:  # noqa: BLE001  (also what a `__post_init__` raises: the value is wrong)
+            raise RpcError(f"{what}: {fault_of(error)}", code=code) from None
+        if value is None and is_dataclass(self.kind):
+            raise RpcError(f"{what}: it is null", code=code)
+        return value
 
 
-def _told(error: Any) -> str:
-    """Return what is wrong with a value, its first fault if there are several."""
-    if isinstance(error, UnicodeDecodeError):
-        return "it is no text in UTF-8"
-    faults = error.errors(include_url=False, include_context=False)
-    place = ".".join(map(str, faults[0]["loc"]))
-    return f"{short(place)}: {faults[0]['msg']}" if place else str(faults[0]["msg"])
+def _is_open(kind: Any) -> bool:
+    """Return whether a type has variables in it, which nothing says of what they stand for."""
+    return isinstance(kind, TypeVar) or bool(getattr(kind, "__parameters__", ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +106,7 @@ class Method:
     """One method of a service: what it takes, and what it answers, once or many times."""
 
     name: str
+    signature: inspect.Signature  #: without the object
     takes: Form
     answers: Form
     streams: bool
@@ -95,17 +114,14 @@ class Method:
     @property
     def shown(self) -> dict[str, Any]:
         """What it takes, as `rpc.describe` tells it."""
-        count = int(self.takes.kind is not _NOTHING)
-        shown: dict[str, Any] = {"parts": [count, count]}
-        if self.takes.kind not in {bytes, str, _NOTHING}:
-            shown["json"] = adapter_of(self.takes.kind).json_schema()
-        return shown
+        json = {} if self.takes.schema is None else {"json": self.takes.schema}
+        return {"parts": [self.takes.count] * 2, **json}
 
-    def arguments(self, given: tuple[Any, ...]) -> list[bytes]:
-        expected = int(self.takes.kind is not _NOTHING)
-        if len(given) != expected:
-            raise TypeError(f"{self.name}() takes {expected} argument{'s' * (expected != 1)}, {len(given)} were given")
-        return self.takes.parts(*given) if given else []
+    def arguments(self, given: tuple[Any, ...], named: dict[str, Any]) -> list[bytes]:
+        """Return what a call sends; a TypeError says that it is called in another way than its service has it."""
+        bound = self.signature.bind(*given, **named)
+        bound.apply_defaults()
+        return self.takes.parts(*bound.arguments.values()) if bound.arguments else []
 
     def handler(self, implementation: object) -> Handler:
         """Return the handler of a command that calls the method of an object."""
@@ -118,10 +134,12 @@ class Method:
 
         def given(message: Any) -> tuple[Any, ...]:
             value = read(message.data)
-            return () if self.takes.kind is _NOTHING else (value,)
+            return (value,) if self.takes.count else ()
 
-        def plain(message: Any) -> list[bytes]:
-            return self.answers.parts(call(*given(message)))
+        def plain(message: Any) -> Any:
+            value = call(*given(message))
+            # One that returns a coroutine is refused where it is called, with a hint.
+            return value if inspect.iscoroutine(value) else self.answers.parts(value)
 
         async def coroutine(message: Any) -> list[bytes]:
             return self.answers.parts(await call(*given(message)))
@@ -149,30 +167,39 @@ def methods_of(service: type[Any]) -> list[Method]:
         LocalProtocolError: it has none, or one takes more than a value, or says not what it takes and answers.
     """
     found = []
-    for name, function in inspect.getmembers(service, inspect.isfunction):
-        if name.startswith("_"):
-            continue
-        where = f"{service.__name__}.{name}"
-        try:
-            hints = get_type_hints(function)
-        except NameError as error:
-            hint = "types of a service stand at the top of a module"
-            raise LocalProtocolError(f"{where}: {error}", hint=hint) from error
-        _, *parameters = inspect.signature(function).parameters.values()
-        if len(parameters) > 1 or any(item.kind is not item.POSITIONAL_OR_KEYWORD for item in parameters):
-            raise LocalProtocolError(f"{where} takes more than one value", hint="give it a dataclass with all of them")
-        missing = [item.name for item in parameters if item.name not in hints]
-        if missing or "return" not in hints:
-            raise LocalProtocolError(f"{where} has no type for {', '.join(missing) or 'what it answers'}")
-        answers = hints["return"]
-        streams = get_origin(answers) in _MANY
-        if streams:
-            answers = get_args(answers)[0]
-        takes = hints[parameters[0].name] if parameters else _NOTHING
-        found.append(Method(name, Form(takes), Form(answers), streams))
+    for name in sorted(name for name in dir(service) if not name.startswith("_")):
+        where, function = f"{service.__name__}.{name}", inspect.getattr_static(service, name)
+        if isinstance(function, (staticmethod, classmethod, property)):
+            raise LocalProtocolError(f"{where} is a {type(function).__name__}, a service has methods of its object")
+        if inspect.isfunction(function):
+            found.append(_method_of(where, name, function))
     if not found:
         raise LocalProtocolError(f"{short(service)} has no methods", hint="derive a service from typing.Protocol")
     return found
+
+
+def _method_of(where: str, name: str, function: Any) -> Method:
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError as error:
+        hint = "types of a service stand at the top of a module"
+        raise LocalProtocolError(f"{where}: {error}", hint=hint) from error
+    _, *parameters = inspect.signature(function).parameters.values()
+    plain = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    if len(parameters) > 1 or any(item.kind not in plain for item in parameters):
+        raise LocalProtocolError(f"{where} takes more than one value", hint="give it a dataclass with all of them")
+    missing = [item.name for item in parameters if item.name not in hints]
+    if missing or "return" not in hints:
+        raise LocalProtocolError(f"{where} has no type for {', '.join(missing) or 'what it answers'}")
+    answers = hints["return"]
+    streams = answers in _MANY or get_origin(answers) in _MANY
+    if streams:
+        answers = next(iter(get_args(answers)), TypeVar("T"))
+    takes = hints[parameters[0].name] if parameters else _NOTHING
+    try:
+        return Method(name, inspect.Signature(parameters), Form(takes), Form(answers), streams)
+    except LocalProtocolError as error:
+        raise LocalProtocolError(f"{where}: {error}") from error
 
 
 def stub_of(
@@ -183,12 +210,12 @@ def stub_of(
 ) -> Any:
     """Return an object with the methods of a service; `call` and `stream` are given a command and its parts."""
 
-    async def ask(method: Method, command: str, *given: Any) -> Any:
-        parts = await call(command, *method.arguments(given))
+    async def ask(method: Method, command: str, /, *given: Any, **named: Any) -> Any:
+        parts = await call(command, *method.arguments(given, named))
         return method.answers.value(parts, f"the reply to {command}", WRONG_REPLY)
 
-    async def follow(method: Method, command: str, *given: Any) -> AsyncIterator[Any]:
-        async with aclosing(stream(command, *method.arguments(given))) as items:  # type: ignore[type-var]  # a generator
+    async def follow(method: Method, command: str, /, *given: Any, **named: Any) -> AsyncIterator[Any]:
+        async with aclosing(stream(command, *method.arguments(given, named))) as items:  # type: ignore[type-var]  # a generator
             async for parts in items:
                 yield method.answers.value(parts, f"an item of {command}", WRONG_REPLY)
 

@@ -271,6 +271,44 @@ def test_disk_when_the_store_filled_it_takes_messages_again(tmp_path, answers, s
     assert min(taken) > 0.9 * taken[0]
 
 
+def test_disk_when_an_effect_does_not_fit_or_a_reader_holds_the_log_gives_room_back(tmp_path, answers):
+    with small_disk(tmp_path / "disk", "4m") as folder:
+        file = StoreFile(folder / "store.db", MAX_BYTES)
+        for number in range(100):
+            write(file, add(number, answers, record=bytes(2000)))
+
+        def large(transaction: Transaction) -> None:
+            transaction.execute("CREATE TABLE large (data BLOB)")
+            transaction.execute("INSERT INTO large VALUES (zeroblob(6000000))")
+
+        write(file, RunEffect(large, answers.append))
+        assert answers[-1].code == "full"
+        write(file, *(RemoveMessage(number) for number in range(100)))
+        assert list(file.pending()) == []
+        reader = sqlite3.connect(folder / "store.db", isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM messenger_outbox").fetchone()
+        number = 1000
+        while answers[-1] is None or number == 1000:
+            write(file, add(number := number + 1, answers, record=os.urandom(2000)))
+        assert answers[-1].code == "full"
+        reader.close()
+        kept = [item.message_id for item in file.pending()]
+        assert file.write([RemoveMessage(each) for each in kept])[1] == []
+        write(file, add(5000, answers))
+        assert answers[-1] is None
+        file.close()
+
+
+def test_file_when_removed_while_open_is_told_by_the_database_alone(path, answers):
+    file = StoreFile(path, MAX_BYTES)
+    for each in path.parent.glob("store.db*"):
+        each.unlink()
+    write(file, add(1, answers))
+    assert len(answers) == 1
+    file.close()
+
+
 def test_disk_when_a_queue_comes_and_goes_is_given_back(path, answers):
     file = StoreFile(path, MAX_BYTES)
     for number in range(30):

@@ -244,12 +244,16 @@ def test_describe_when_asked_says_what_the_caller_may_call(described):
         "access": "none",
         "summary": "Return the commands that you may call, as JSON.",
     }
+    health = itself | {
+        "name": "rpc.health",
+        "summary": "Return whether the node, or a category of it, serves: SERVING, NOT_SERVING, SERVICE_UNKNOWN.",
+    }
     admin = {"kind": "command", "access": "admin", "summary": "Do nothing."}
     told, server = described(AuthLevel.NONE)
-    assert told == {"commands": [a_plain, a_stream, itself]}
+    assert told == {"commands": [a_plain, a_stream, itself, health]}
     told, _ = described(AuthLevel.ADMIN)
     alias = {"name": "old.do", **admin, "alias_of": "admin.do"}
-    assert told == {"commands": [a_plain, a_stream, {"name": "admin.do", **admin}, alias, itself]}
+    assert told == {"commands": [a_plain, a_stream, {"name": "admin.do", **admin}, alias, itself, health]}
     assert server.statistics().called_count["rpc.describe"] == 1
 
 

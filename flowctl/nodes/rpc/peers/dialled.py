@@ -86,7 +86,7 @@ class DialledConnection:
         self._received(self.peer, frames, 0)
 
     def _happened(self, event: int, value: int) -> None:
-        self.lost = event in {zmq.EVENT_DISCONNECTED, zmq.EVENT_CONNECT_RETRIED}
+        self.lost = event != zmq.EVENT_HANDSHAKE_SUCCEEDED and (self.lost or event != zmq.EVENT_CONNECTED)
         if event == zmq.EVENT_CONNECTED:
             self._comes_again, self._not_reached = True, False
             self.peer.descriptor = value

@@ -270,8 +270,13 @@ class Reaching:
 
     def is_open(self, conn: ConnectionID) -> bool:
         """Return whether what is sent there now goes out, and does not wait for a listener that is gone. Any thread."""
-        dialled = self.dialled.get(conn.id)
-        return dialled is None or not dialled.lost  # of others that have gone the end is told at once
+        peer = self._connected_peer(conn)
+        if peer is None:
+            return conn.service_node  # it may be dialled
+        dialled = self.dialled.get(peer.conn.id)
+        if dialled is None:
+            return not peer.closed
+        return not dialled.lost and (dialled.ready or conn.service_node)  # of a service node it waits for the answer
 
     def send_to(self, peer: RpcPeer, frames: Sequence[bytes]) -> bool:
         """Send a message that has no answer; return whether it could be sent."""

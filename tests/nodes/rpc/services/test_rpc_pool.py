@@ -145,6 +145,57 @@ def test_call_when_a_server_stops_goes_to_another():
     with_servers(2, play)
 
 
+def test_call_when_its_handler_had_begun_and_its_node_stops_is_not_made_again():
+    async def play(servers):
+        stub = servers.pool.service(Name, "a")
+        call = asyncio.ensure_future(stub.wait("x"))
+        await until(lambda: sum(named.running for named in servers.named) == 1)
+        [first] = [number for number, named in enumerate(servers.named) if named.running]
+        await asyncio.to_thread(servers.nodes[first].stop)
+        with pytest.raises(RpcError, match="SHUTTING_DOWN"):
+            await call
+        assert servers.named[1 - first].most == 0
+
+    with_servers(2, play)
+
+
+def test_call_when_it_cannot_be_sent_by_anybody_says_why_and_blames_no_server():
+    async def play(servers):
+        for command, part in (("no-dot", "x"), ("a.wait", 5), ("a.wait", "x" * (1 << 20) + "x")):
+            with pytest.raises(LocalProtocolError):
+                await servers.pool.call(command, part)
+        assert {await servers.pool.call("a.name", returns=str) for _ in range(30)} == {"server 0", "server 1"}
+        with pytest.raises(LocalProtocolError, match="timeout_s"):
+            await servers.pool.call("a.name", timeout_s=-1)
+
+    with_servers(2, play)
+
+
+def test_streams_when_a_server_is_gone_go_to_those_that_are_there():
+    async def play(servers):
+        servers.caller.disconnect(servers.conns[0])
+        await until(lambda: not servers.pool.is_open(servers.conns[0]))
+        stub = servers.pool.service(Name, "a")
+        for _ in range(4):
+            assert [name async for name in stub.names()] == ["server 1"] * 2
+
+    with_servers(2, play)
+
+
+def test_pool_when_closed_has_its_servers_cancel_what_they_do():
+    async def play(servers):
+        call = asyncio.ensure_future(servers.pool.call("a.wait", "x"))
+        await until(lambda: servers.named[0].running == 1)
+        servers.pool.close()
+        with pytest.raises(ClosedError):
+            await call
+        await until(lambda: servers.named[0].cancelled == 1)
+        with pytest.raises(ClosedError):
+            await anext(servers.pool.stream("a.names"))
+
+    with_servers(1, play)
+
+
 def test_call_when_all_servers_have_too_much_waits_for_one_until_its_time_is_up():
     async def play(servers):
         stub = servers.pool.service(Name, "a")

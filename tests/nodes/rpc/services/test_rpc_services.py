@@ -6,9 +6,10 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Literal, Protocol, TypeVar
 
 import pytest
+from pydantic import Field
 
 from flowctl.errors import LocalProtocolError, RpcError
 from flowctl.nodes.rpc.node import RpcNode
@@ -33,6 +34,9 @@ class Shop(Protocol):
     async def picture(self, dish: str) -> bytes: ...
     async def close(self) -> None: ...
     async def _hidden(self) -> None: ...
+
+
+_T = TypeVar("_T")
 
 
 class Kitchen:
@@ -118,6 +122,9 @@ def test_service_when_called_by_names_takes_and_answers_parts():
         ("price", [], "price has 0 parts, it must have 1"),
         ("price", ["a", "b"], "price has 2 parts, it must have 1"),
         ("price", ['{"dish": 5}'], "price: 'dish': Input should be a valid string"),
+        ("price", ['{"dish": "pie", "cuont": 7}'], "price: 'cuont': Unexpected keyword argument"),
+        ("price", ["null"], "price: it is null"),
+        ("order", ["[" + ",".join(["0"] * 2000) + "]"], "order: 2000 values are wrong"),
         ("price", ["no json"], "price: Invalid JSON"),
         ("picture", [b"\xff"], "picture: it is no text in UTF-8"),
         ("close", ["x"], "close has 1 parts, it must have 0"),
@@ -151,7 +158,7 @@ def test_reply_when_it_is_not_what_was_said_is_an_error_of_the_caller():
         for given in (b"tea", 5):
             with pytest.raises(LocalProtocolError, match="it must be str"):
                 await shop.picture(given)
-        with pytest.raises(TypeError, match="takes 1 argument, 0 were given"):
+        with pytest.raises(TypeError, match="missing a required argument: 'order'"):
             await wrong.price()
         return found
 
@@ -174,6 +181,23 @@ class Nothing(Protocol):
     pass
 
 
+class Static(Protocol):
+    @staticmethod
+    async def price(order: Order) -> int: ...
+
+
+class Bare(Protocol):
+    def dishes(self, like: str) -> AsyncIterator: ...
+
+
+class Repository(Protocol[_T]):
+    async def price(self, order: _T) -> int: ...
+
+
+class Unhashable(Protocol):
+    async def price(self, order: Literal[[1]]) -> int: ...
+
+
 class Once(Protocol):
     async def dishes(self, like: str) -> Order: ...
 
@@ -189,6 +213,10 @@ class More(Protocol):
         (Several, "Several.price takes more than one value"),
         (NoForm, "has no form in JSON"),
         (Nothing, "has no methods"),
+        (Static, "Static.price is a staticmethod"),
+        (Bare, "Bare.dishes: ~T is of any type"),
+        (Repository, "Repository.price: ~_T is of any type"),
+        (Unhashable, "has no form in JSON"),
         (Once, "dishes must answer once"),
         (More, "Kitchen has no method wash"),
     ],
@@ -199,6 +227,41 @@ def test_service_when_it_cannot_be_one_says_so_at_once(service, said):
     with pytest.raises(LocalProtocolError, match=said):
         node.add_service("shop", service, Kitchen())
     node.stop()
+
+
+class Forms(Protocol):
+    async def few(self, count: Annotated[int, Field(gt=0)] = 1) -> int: ...
+    async def raw(self, data: bytes, /) -> bytes: ...
+    def late(self, order: Order) -> int: ...
+
+
+class Former:
+    async def few(self, count):
+        return count
+
+    async def raw(self, data):
+        return bytearray(data)
+
+    def late(self, order):
+        return self.few(order.count)  # a coroutine that nobody awaits
+
+
+def test_methods_when_called_in_any_way_that_python_allows_are():
+    async def run():
+        server = RpcNode()
+        server.add_category("a")
+        server.add_service("a", Forms, Former())
+        address = server.listen_plain("tcp://127.0.0.1:*")
+        async with server, RpcNode() as node:
+            forms = node.service(Forms, await node.connect(address), "a")
+            assert [await forms.few(), await forms.few(2), await forms.few(count=3)] == [1, 2, 3]
+            assert await forms.raw(memoryview(b"ab")) == b"ab"
+            with pytest.raises(RpcError, match=r"WRONG_ARGUMENT.*greater than 0"):
+                await forms.few(-5)
+            with pytest.raises(RpcError, match="HANDLER_FAILED"):
+                await forms.late(Order("tea"))
+
+    asyncio.run(run())
 
 
 def test_health_when_asked_says_what_the_application_says():
