@@ -170,7 +170,8 @@ def test_destination_when_it_vanishes_disturbs_nobody_and_ends_in_a_dead_letter(
     failure = dead.get(timeout=WAIT_S)
     assert failure == Failure(0, (listener, b"gone"), Outcome.REJECTED, False, b"lost")
     living.send_multipart([b"", b"1-0-1-still here"])
-    assert b"1-0-2-" in [living.recv_multipart()[2] for _ in range(2)]
+    # What was kept may have come again before its acknowledgement was read.
+    assert any(living.recv_multipart()[2] == b"1-0-2-" for _ in range(2 + quick.max_attempts))
     assert server.pending_count() <= 1  # the echo
 
 
