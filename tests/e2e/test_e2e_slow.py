@@ -112,7 +112,7 @@ def test_viewers_that_all_stop_at_once_are_kept_and_it_is_said_once(live, client
     profile, count = PlayProfile(stall_after_s=1.0, resume_after_s=9.0), 12
     stopping = [clients.play(server, profile) for _ in range(count)]
     wait_for_viewers(server, count)
-    structlog.reset_defaults()  # a command that ran in this process before may have left a level at which this is silent
+    structlog.reset_defaults()  # a command that ran in this process may have left a level at which nothing is said
     with capture_logs() as said:
         source = SyntheticSource(video_bit_rate=1_000_000, key_interval_s=1.0)
         publishing = clients.publish(server, source, duration_s=12.0)
