@@ -83,14 +83,15 @@ def open_sqlite(path: Path, form: SqliteForm) -> sqlite3.Connection:
 def room_for(connection: sqlite3.Connection, path: Path, wanted_bytes: int = 0) -> int:
     """Return how many octets may be written, as far as `wanted_bytes` is concerned: each takes room in log and file.
 
+    `path` is where the file really is, for the log is beside it.
+
     A log that has filled the disk can never be written into the file: then nothing gives room back, no removal either.
     So where room gets short the log is written there, while that can be done and nobody reads it, and some of the
     file's unused pages are given back. Outside of transactions. Where the system does not tell, there is room: what is
     wrong SQLite will say.
     """
-    real = path.resolve()
     try:
-        room = _room(real)
+        room = _room(path)
         if room >= wanted_bytes:
             return room
         patience_ms = connection.execute("PRAGMA busy_timeout").fetchone()[0]
@@ -100,7 +101,7 @@ def room_for(connection: sqlite3.Connection, path: Path, wanted_bytes: int = 0) 
             # As a script: `execute` takes one step of a statement without columns, which is one page.
             connection.executescript(f"PRAGMA incremental_vacuum({_PAGES_BACK}); {_WRITE_LOG}")
         connection.execute(f"PRAGMA busy_timeout = {patience_ms}")
-        return _room(real)
+        return _room(path)
     except (OSError, sqlite3.Error):
         return wanted_bytes
 

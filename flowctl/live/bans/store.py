@@ -114,7 +114,7 @@ class BanStore:
     def _changing(self) -> Iterator[None]:
         if not self.whole():
             raise OSError(errno.EUCLEAN, "it was removed, replaced or written over", str(self.path))
-        room_for(self._database, self.path)
+        room_for(self._database, Path(os.path.realpath(self.path)))
         try:
             with self._database:
                 self._database.execute("BEGIN IMMEDIATE")

@@ -251,10 +251,12 @@ class StoreFile:
         was received and acknowledged needs little room, and gives some back.
         """
         kept, refused = self._fitting(changes)
-        full = store_error(_FORM, self.path, "cannot grow: its disk is full", "full")
-        told: list[Told] = [(change.done, full) for change in refused]
-        if not kept:
-            return told, []
+        told: list[Told] = []
+        if refused:
+            full = store_error(_FORM, self.path, "cannot grow: its disk is full", "full")
+            told = [(change.done, full) for change in refused]
+            if not kept:
+                return told, []
         try:
             return told + self._write_once(kept), []
         except Exception as error:  # noqa: BLE001  (whatever it is, the callers wait for the outcome)
@@ -274,16 +276,16 @@ class StoreFile:
 
         What an effect writes nobody knows, so before one the log is written into the file wherever room is not ample.
         """
-        costs = {id(item): _cost(item.record) for item in changes if isinstance(item, AddMessage)}
+        cost = sum(_cost(item.record) for item in changes if isinstance(item, AddMessage))
         effects = any(getattr(item, "effect", None) is not None for item in changes)
-        left = room_for(self._connection, self.path, sum(costs.values()) + (_LOG_BYTES if effects else 0))
-        if left >= sum(costs.values()):
+        left = room_for(self._connection, self.path, cost + (_LOG_BYTES if effects else 0))
+        if not cost or left >= cost:
             return changes, []
         kept: list[Change] = []
         refused: list[AddMessage] = []
         for change in changes:
             if isinstance(change, AddMessage):
-                left -= costs[id(change)]
+                left -= _cost(change.record)
                 if left < 0:
                     refused.append(change)
                     continue

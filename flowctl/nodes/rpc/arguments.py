@@ -41,15 +41,12 @@ class Arguments:
         self.shown: dict[str, Any] = {"parts": [1, 1]}  #: as `rpc.describe` tells it
         kind: Any = takes
         if _is_type(kind):
-            from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError  # noqa: PLC0415 - see the head
-
             try:
-                self._adapter = adapter_of(kind)
-                self.shown["json"] = self._adapter.json_schema()
-            except (PydanticUserError, PydanticUndefinedAnnotation) as error:
-                raise LocalProtocolError(f"{command} takes {kind}, which has no form in JSON: {error}") from error
+                self.shown["json"] = schema_of(kind)
+            except LocalProtocolError as error:
+                raise LocalProtocolError(f"{command} takes what cannot be sent: {error}") from error
+            self._adapter = strict_adapter_of(kind)
             if _is_plain_dataclass(kind):
-                self._adapter = strict_adapter_of(kind)
                 schema = self.shown["json"]  # where a field is of its own type, the type is among "$defs"
                 schema = schema.get("$defs", {}).get(getattr(kind, "__name__", ""), schema)
                 self._known = ", ".join(sorted({*schema.get("properties", ()), *(item.name for item in fields(kind))}))

@@ -1,9 +1,9 @@
 """One side of one connection of ZMTP 3.1, without I/O: octets in, messages out, and the other way round.
 
 `ZmtpPeer` is handed what comes, tells its owner of messages, and hands out what is to be sent, which has to go out in
-that order: the nonces of CURVE only grow. It knows greeting, handshake (`mechanism.py`), frames, and heartbeats: a side
-that has heard nothing for a while asks with PING, and says for how long it waits, after which its peer may take it for
-dead. Sockets of ZeroMQ check that their types fit (a DEALER to a ROUTER); here the owner does, who is told what the
+that order: the nonces of CURVE only grow. It knows greeting, handshake (`mechanism.py`), frames, and heartbeats: each
+side asks with PING at times, which has it answer, and says after which silence of its own it may be taken for dead.
+Sockets of ZeroMQ check that their types fit (a DEALER to a ROUTER); here the owner does, who is told what the
 peer says of itself.
 """
 
@@ -28,6 +28,7 @@ _PER_S: Final = 10
 """Units of the time in a PING per second."""
 _MOST_TTL: Final = 0xFFFF
 _MOST_TIMES: Final = 16
+"""Times the parts that a message may have, after which the connection of one that does not end is over."""
 _LOOK_EACH: Final = 64
 """Frames that are taken before the owner is asked whether to go on."""
 
@@ -50,7 +51,7 @@ class ZmtpLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """When a silent peer is asked, and when it counts as dead; in seconds.
+    """When a peer is asked, and when it counts as dead; in seconds.
 
     Args:
         each_s: time between two questions, also where it is not silent: it was told that we ask.
@@ -115,7 +116,7 @@ class ZmtpPeer:
         self._behind: Final = behind
         self._mechanism: Final = mechanism
         self._send: Final = send
-        self._message = message
+        self._message: Final = message
         self._handshaken: Final = handshaken
         self._limits: Final = limits
         self._heartbeat: Final = heartbeat
