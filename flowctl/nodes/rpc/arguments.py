@@ -135,6 +135,7 @@ def strict_adapter_of(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind | None, config=ConfigDict(extra="forbid"))  # a dataclass alone is given no configuration
 
 
+@cache
 def schema_of(kind: Any) -> dict[str, Any]:
     """Return the JSON schema of a type."""
     from pydantic import PydanticUserError  # noqa: PLC0415 - see the head of the file
