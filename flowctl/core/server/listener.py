@@ -91,7 +91,7 @@ class Listener:
         self.name: Final = name
         self.tls: Final = tls
         self.cost: Final = cost
-        self.address: Final[tuple[str, int]] = sock.getsockname()[:2]
+        self.address: Final[tuple[str, int]] = _name_of(sock.getsockname())
         self.registration: Final = Registration()
         self.pauses = 0  # times that accepting rested because the process had no descriptor left
         self.resets = 0  # connections that their peer had reset before they were accepted
@@ -158,7 +158,7 @@ class Listener:
                 sock.close()
                 continue
             left -= 1
-            peer = str(address[0]), int(address[1])
+            peer = _name_of(address)
             if peer[0] in self._host.trusted:
                 self.proxied.accept_connection(group, sock, peer)
             else:
@@ -197,6 +197,11 @@ class Listener:
     def _resume(self, group: PollGroup) -> None:
         if self.sock.fileno() >= 0:
             self.attached(group)
+
+
+def _name_of(address: Any) -> Peer:
+    """Return host and port; of a Unix socket its path."""
+    return (str(address[0]), int(address[1])) if isinstance(address, tuple) else (str(address), 0)
 
 
 def _is_reset(sock: socket.socket) -> bool:

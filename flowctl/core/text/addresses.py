@@ -56,6 +56,9 @@ _BITS: Final = tuple(
 )
 
 
+_MAPPED: Final = re.compile(r"::ffff:([0-9.]{7,15})", re.IGNORECASE)
+
+
 def parse_network(text: str, field: str, *, exact: bool = False) -> Network:
     """Return the network that `text` (``10.0.0.0/8``, ``2001:db8::/32``) names; an address is a network of one."""
     try:
@@ -65,6 +68,12 @@ def parse_network(text: str, field: str, *, exact: bool = False) -> Network:
         raise ConfigError(
             f"{field}: {short(text)} is no address and no network{reason}", hint="write it like 192.0.2.7 or 10.0.0.0/8"
         ) from error
+
+
+def plain_address(address: str) -> str:
+    """Return `address`; of one of IPv4 that is written as IPv6 without what stands before it."""
+    mapped = _MAPPED.fullmatch(address)
+    return address if mapped is None else mapped[1]
 
 
 def address_key(address: str) -> str:

@@ -41,7 +41,8 @@ from flowctl.nodes.messenger.wire import (
     parse_acks,
 )
 from flowctl.pollgroup import PollGroup
-from flowctl.wire.zeromq.line import DUPLICATE_HINT, DuplicateLog, PeerLine
+from flowctl.wire.zeromq.line import PeerLine
+from flowctl.wire.zmtp.identity import DUPLICATE_HINT, DuplicateLog
 
 _log: Final = logging.getLogger("flowctl.messenger")
 
@@ -557,6 +558,7 @@ class MessengerOutbound:
         if peer.holder.came(incarnation, line):
             return True
         if peer.holder.note_return(line):
+            peer.holder.bring_back()
             come = f"come as {short(peer.envelope[0])} to" if endpoint.is_router else "answer in turn at"
             if told := self.duplicates.note(peer.holder, self._group().now()):
                 _log.warning("two messengers %s %s: %s; hint: %s", come, endpoint.address, told, DUPLICATE_HINT)

@@ -25,8 +25,9 @@ from flowctl.nodes.messenger.wire import (
     parse_announcement,
     parse_earlier,
 )
-from flowctl.wire.zeromq.line import METADATA_OPTION, IdentityHolder, PeerLine
+from flowctl.wire.zeromq.line import METADATA_OPTION, PeerLine
 from flowctl.wire.zeromq.socket import ZmqSocket, notice_dead_peers
+from flowctl.wire.zmtp.identity import IdentityHolder
 
 _INPROC: Final[dict[tuple[int, str], Life]] = {}
 """Life of each listener of this process, by context and endpoint: within a process no handshake could say it."""

@@ -22,6 +22,7 @@ from functools import partial, wraps
 from math import inf
 from typing import Any, Final, Self, TypeVar, cast, overload
 
+from flowctl.core.flow.limits import Limits
 from flowctl.core.loop.faults import ErrorHook
 from flowctl.core.text.fieldtypes import check_type
 from flowctl.core.text.printable import short
@@ -37,8 +38,17 @@ from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher, JobStatistics, TimerID
 from flowctl.nodes.rpc.jobs.slots import DEFAULT_MAX_QUEUE
 from flowctl.nodes.rpc.message import SERVED_MESSAGE, Part, RpcMessage, parts_of
 from flowctl.nodes.rpc.nodecalls import NodeCalls
+from flowctl.nodes.rpc.peers.link import PEER_LIMITS
 from flowctl.nodes.rpc.peers.peer import ANY_WAY, CONNECT_KEEP_ALIVE_S, SERVICE_NODE, ConnectionID, Reach, RpcPeer
-from flowctl.nodes.rpc.peers.reaching import CONNECT_TIMEOUT_S, LINGER_S, SELF_ADDRESS, Failed, Reaching, Ready
+from flowctl.nodes.rpc.peers.reaching import (
+    CONNECT_TIMEOUT_S,
+    LINGER_S,
+    MOST_WAITING_BYTES,
+    SELF_ADDRESS,
+    Failed,
+    Reaching,
+    Ready,
+)
 from flowctl.nodes.rpc.pool import CHANNELS, RpcPool
 from flowctl.nodes.rpc.services import WRONG_REPLY, Form, methods_of, stub_of
 from flowctl.nodes.rpc.serving import Serving
@@ -74,6 +84,7 @@ class RpcStatistics:
     asked_count: int  #: requests that we have sent
     late_count: int  #: replies and failures to what waits no more
     malformed_count: int  #: messages that were none, or too long, or out of place
+    cut_count: int  #: peers that were cut since most of what waited in the node waited for them
     unsent_count: int  #: times that a message found too much waiting for its peer: it was dropped, or put off
     duplicates: int  #: times that a second node was found with one key: a peer's, or this one's own
     jobs: JobStatistics  #: worker threads and their queues
@@ -97,6 +108,8 @@ class RpcNode:
         service_node: whether this is a service node, which has keys that others know it by.
         sn_lookup: returns the address of the service node with a public key, None or empty where it is not known. It
             runs on the node's thread and must not wait.
+        limits: of what may wait for one peer.
+        most_waiting_bytes: what may wait for all peers together: the one for which most waits is cut first.
 
     Raises:
         ConfigError: the keys are not a pair, or a service node has none.
@@ -114,6 +127,8 @@ class RpcNode:
         loop_factory: LoopFactory | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_error: ErrorHook | None = None,
+        limits: Limits = PEER_LIMITS,
+        most_waiting_bytes: int = MOST_WAITING_BYTES,
     ) -> None:
         #: Those with which it listens and dials.
         self.keys: Final = node_keys(keys, pubkey, privkey, known="a service node" if service_node else "")
@@ -123,7 +138,15 @@ class RpcNode:
         self._clock: Final = clock
         self._calls: Final = NodeCalls(PollGroup(name, loop_factory=loop_factory, clock=clock, on_error=on_error))
         self._jobs: Final = Dispatcher(name, os.cpu_count() or 1, self._calls)
-        self._reaching: Final = Reaching(self._calls, self.keys, clock, sn_lookup, received=self._received)
+        self._reaching: Final = Reaching(
+            self._calls,
+            self.keys,
+            clock,
+            sn_lookup,
+            received=self._received,
+            limits=limits,
+            most_waiting_bytes=most_waiting_bytes,
+        )
         self._asking: Final = Asking(self._calls, self._reaching, self._jobs, clock)
         self._serving: Final = Serving(self._calls, self._jobs, self._reaching)
         self._winding_up: asyncio.Task[None] | None = None  # on the node's thread
@@ -305,8 +328,7 @@ class RpcNode:
             return None
         told: asyncio.Future[AuthLevel | None] = self._calls.group.loop.create_future()
         user, password = message.data
-        connection = (peer.conn.id, peer.key)
-        if not desk.login(connection, peer.identity.address, user, password, partial(_set_result, told)):
+        if not desk.login(peer.number, peer.identity.address, user, password, partial(_set_result, told)):
             self._refuse_login(message, b"too many tries, or too many at once")
             return None
         level = await told
@@ -401,7 +423,7 @@ class RpcNode:
         self._calls.group.stop()
         self._calls.fail_undone()
         self._jobs.workers.join(0.0)
-        await asyncio.to_thread(self._reaching.destroy)  # which waits for what lingers
+        self._reaching.close()
 
     def stop(self, deadline_s: float = 5.0) -> bool:
         """End the node: handlers on the loop are cancelled, those on threads waited for, and nothing new starts.
@@ -422,23 +444,23 @@ class RpcNode:
             # What ends it has to wait for this very thread.
             threading.Thread(target=self.stop, args=(deadline_s,), name=f"{self._name} stop", daemon=True).start()
             return False
-        if self._reaching.destroyed:
+        if self._reaching.closed:
             return self._jobs.workers.join(deadline_s)
         if not self._calls.started:
             self._calls.started = True
-            self._reaching.destroy()
+            self._reaching.close()
             return True
         ends_at = time.monotonic() + deadline_s
         self._calls.stopping = True  # from now on nothing more is asked, so that what is queued has an end
         with suppress(ClosedError):
             self._calls.group.call_soon(self._end_soon, deadline_s)
             with suppress(TimeoutError):
-                self._wound_up.result(deadline_s + STOP_GRACE_S)
+                self._wound_up.result(deadline_s + LINGER_S + STOP_GRACE_S)
         left_s = max(STOP_GRACE_S, ends_at - time.monotonic())
         ended = self._calls.group.stop(left_s)
         if ended:
             self._calls.fail_undone()
-            self._reaching.destroy()
+            self._reaching.close()
         return self._jobs.workers.join(max(0.0, ends_at - time.monotonic())) and ended
 
     def _end_soon(self, deadline_s: float) -> asyncio.Task[None]:
@@ -524,7 +546,7 @@ class RpcNode:
                 self._calls.group.report(
                     "stop", LocalProtocolError(f"{left} has not ended within {deadline_s:g} s and is left behind")
                 )
-        self._reaching.stop()
+        await self._reaching.stop()
         if self._login_desk is not None:
             self._login_desk.close()
 
@@ -940,14 +962,14 @@ class RpcNode:
 
     # --- receiving -----------------------------------------------------------------------------------------------
 
-    def _received(self, peer: RpcPeer, frames: list[bytes], at: int) -> None:
-        name = frames[at]
+    def _received(self, peer: RpcPeer, frames: list[bytes]) -> None:
+        name = frames[0]
         command = self._commands.get(name)
         if command is None:
-            self._received_other(peer, frames[at:])
+            self._received_other(peer, frames)
             return
         tag: bytes | None = None
-        rest = at + 1
+        rest = 1
         if command.is_request and len(frames) > rest:
             tag = frames[rest]
             rest += 1
@@ -1098,7 +1120,8 @@ class RpcNode:
         listeners, dialled = list(reaching.listeners.values()), list(reaching.dialled.values())
         peers = [peer for listener in listeners for peer in list(listener.routes.values())]
         peers += [each.peer for each in dialled]
-        odd = sum(listener.refused_count + listener.socket.too_long_count for listener in listeners)
+        odd = sum(listener.refused_count for listener in listeners)
+        odd += sum(peer.link.odd_count for peer in peers if peer.link is not None)
         return RpcStatistics(
             incoming=sum(map(len, listeners)),
             outgoing=len(dialled),
@@ -1115,6 +1138,7 @@ class RpcNode:
             asked_count=asking.asked_count,
             late_count=asking.late_count,
             malformed_count=self._malformed_count + asking.malformed_count + odd,
+            cut_count=reaching.cut_count,
             unsent_count=reaching.unsent_count,
             duplicates=reaching.duplicate_count + sum(listener.duplicates.count for listener in listeners),
             jobs=self._jobs.statistics(),

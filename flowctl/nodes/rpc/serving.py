@@ -27,6 +27,7 @@ from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
 from flowctl.nodes.rpc.jobs.slots import NotStarted, NotStartedError, SlotVerdict, WorkerJob
 from flowctl.nodes.rpc.message import SERVED_MESSAGE, RpcMessage, parts_of
 from flowctl.nodes.rpc.nodecalls import NodeCalls
+from flowctl.nodes.rpc.peers.peer import RpcPeer
 from flowctl.nodes.rpc.peers.reaching import Reaching
 from flowctl.nodes.rpc.wire import frames as wire
 
@@ -35,7 +36,7 @@ MOST_RUNNING: Final = 10_000
 MOST_RUNNING_BYTES: Final = 256 << 20
 """Octets of the messages that these handlers were given."""
 RETRY_S: Final = 0.1
-"""Time between two tries to send an item of a stream to a peer for which too much waits."""
+"""Time between two tries to send an item of a stream to a service node that has gone and may come again."""
 MOST_CODE_BYTES: Final = 200
 """Longest error code that a handler may choose."""
 MOST_TEXT_BYTES: Final = 500
@@ -183,7 +184,7 @@ class Serving:
         items: AsyncIterator[Any] | None = None
         try:
             items = command.handler(message)
-            await self._peer_reads(message)
+            await self._peer_reads(message.peer)
             async for item in items:
                 while not running.credit:
                     running.more = self._calls.group.loop.create_future()
@@ -193,7 +194,7 @@ class Serving:
                 await self._deliver(message, [wire.ITEM, message.tag or b"", *parts])
                 del parts
                 del item
-                await self._peer_reads(message)
+                await self._peer_reads(message.peer)
             if message.answer_once():
                 await self._deliver(message, [wire.REPLY, message.tag or b""])
         except BaseException as error:  # noqa: BLE001  (a handler's fault costs its request, and nothing else)
@@ -204,20 +205,16 @@ class Serving:
                 await close()
 
     async def _deliver(self, message: RpcMessage, frames: list[bytes]) -> None:
-        """Send what must not be missing; where too much waits for the peer already, wait until it has read.
+        """Send what must not be missing."""
+        await self._peer_reads(message.peer)
+        while not self._reaching.send_to(message.peer, frames):  # noqa: ASYNC110  (it has gone, and may come again)
+            await asyncio.sleep(RETRY_S)  # cancelled when the peer has gone
 
-        One of its streams tries, the others wait for that one: thousands of them cost no more than one.
-        """
-        async with message.peer.turn:
-            while not self._reaching.send_to(message.peer, frames):  # noqa: ASYNC110  (ZeroMQ does not tell of room)
-                await asyncio.sleep(RETRY_S)  # cancelled when the peer has gone
-
-    async def _peer_reads(self, message: RpcMessage) -> None:
-        """Wait while another stream waits for the peer to read: an item that would only wait is not even made."""
-        turn = message.peer.turn
-        if turn.locked():
-            async with turn:
-                pass
+    async def _peer_reads(self, peer: RpcPeer) -> None:
+        """Wait until the peer has taken what was sent before: an item that would only wait is not even made."""
+        if not peer.is_reading:
+            self._reaching.unsent_count += 1
+            await peer.reads()
 
     def _answer(self, message: RpcMessage, parts: list[bytes] | None) -> None:
         if parts is not None and message.tag is not None and message.answer_once():

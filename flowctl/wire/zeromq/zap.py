@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
+from flowctl.core.text.addresses import plain_address
 from flowctl.wire.zeromq.keytext import KEY_BYTES
 from flowctl.wire.zeromq.socket import ZmqSocket
 
@@ -38,7 +39,6 @@ MOST_ADDRESS_BYTES: Final = 255
 MOST_REQUEST_ID_BYTES: Final = 255
 
 _DOMAIN: Final = re.compile(rb"i(0|[1-9][0-9]{0,8})e")
-_MAPPED: Final = re.compile(r"::ffff:([0-9.]{7,15})", re.IGNORECASE)
 
 
 class ZapRefusal(enum.Enum):
@@ -94,12 +94,6 @@ def parse_request(frames: Sequence[bytes]) -> ZapRequest | str:
     else:
         return "unknown mechanism or credentials"
     return ZapRequest(int(domain[1]), plain_address(frames[3].decode("ascii", "replace")), pubkey)
-
-
-def plain_address(address: str) -> str:
-    """Return `address`, without the prefix of an IPv4 address that came by IPv6."""
-    mapped = _MAPPED.fullmatch(address)
-    return address if mapped is None else mapped[1]
 
 
 class ZapHandler:

@@ -61,7 +61,9 @@ class RefusedError(Exception):
 class Mechanism(Protocol):
     """One side of one connection."""
 
-    name: bytes
+    @property
+    def name(self) -> bytes: ...
+
     as_server: bool
     done: bool
     key: bytes  #: that the peer has proven, 32 octets; empty: none

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from flowctl.connection import Session
-from flowctl.core.flow.state import MessageClass
+from flowctl.core.flow.state import MessageClass, SendState
 from flowctl.core.sending.contract import SendResult
 from flowctl.errors import LimitExceededError
 from flowctl.reasons import CloseReason
@@ -23,9 +23,9 @@ _GATHERED_BYTES: Final = 32 * 1024
 class ZmtpSession(Session):
     """One side of a connection; methods on its group's thread.
 
-    What is sent while input is handled is gathered, and goes out as one: of a hundred requests that came together the
-    answers take one system call. Its Connection sends at once (``deferred=False``): a message that comes alone is not
-    queued first.
+    What is sent while input is handled, or in one turn of the loop behind a first message, is gathered, and goes out as
+    one: a hundred requests, or their answers, take one system call. Its Connection sends at once (``deferred=False``):
+    a message that comes alone is not queued first.
 
     Args:
         mechanism: how the peer is got to know.
@@ -36,7 +36,7 @@ class ZmtpSession(Session):
         heartbeat: None: a silent peer is not asked.
     """
 
-    __slots__ = ("_gathered", "_gathered_bytes", "_gone", "zmtp")
+    __slots__ = ("_gathered", "_gathered_bytes", "_gone", "_turn_ends", "zmtp")
     pinned = True
 
     def __init__(
@@ -57,8 +57,9 @@ class ZmtpSession(Session):
             behind=lambda: not self.connection.sender.drained,
         )
         self._gone: Final = gone
-        self._gathered: list[bytes] | None = None  # while input is handled
+        self._gathered: list[bytes] | None = None  # while input is handled, or until the turn of the loop ends
         self._gathered_bytes = 0
+        self._turn_ends = False  # that is to be told
 
     @property
     def protocol(self) -> str:
@@ -66,12 +67,25 @@ class ZmtpSession(Session):
 
     def send_message(self, frames: Sequence[bytes], *, droppable: bool = False) -> SendResult | None:
         """Send a message, or have it sent with what is gathered (None); once the peer is known."""
-        octets = self.zmtp.octets_of(frames)
-        if self._gathered is not None and not droppable:
+        octets, sender = self.zmtp.octets_of(frames), self.connection.sender
+        if self._gathered is None:
+            self._gather_rest()
+        elif not droppable and sender.state is SendState.READY:
             self._gather(octets)
             return None
-        self._flush()  # nothing overtakes, or its nonce would come too early
-        return self.connection.sender.send(octets, MessageClass.DATA, droppable=droppable)
+        else:
+            self._flush()  # nothing overtakes, or its nonce would come too early
+        return sender.send(octets, MessageClass.DATA, droppable=droppable)
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing that was sent waits here."""
+        return not self._gathered and self.connection.sender.drained
+
+    def when_drained(self, callback: Callable[[bool], object]) -> None:
+        """Call once nothing waits (True), or the Sender has ended (False); see `Sender.when_drained`."""
+        self._flush()
+        self.connection.sender.when_drained(callback)
 
     def opened(self) -> None:
         self.connection.set_timer(self.connection.now() + HANDSHAKE_S)
@@ -83,7 +97,7 @@ class ZmtpSession(Session):
 
     def received(self, data: memoryview) -> InputResult:
         connection, zmtp, was_open = self.connection, self.zmtp, self.zmtp.open
-        self._gathered = []
+        self._gathered = self._gathered or []
         try:
             taken = zmtp.receive(data, connection.now())
         except RefusedError as error:
@@ -93,8 +107,7 @@ class ZmtpSession(Session):
             # Who is told nothing has the rest of the time for a handshake, unheard, and comes again after that.
             return InputResult(InputVerdict.BLOCK)
         finally:
-            gathered, self._gathered = self._gathered, None
-            self._send_gathered(gathered)
+            self._end_gathering()
             if zmtp.open and not was_open:
                 zmtp.asked_at = connection.now()
                 self._look()
@@ -135,12 +148,29 @@ class ZmtpSession(Session):
             if self._gathered_bytes >= _GATHERED_BYTES:
                 self._flush()
 
+    def _gather_rest(self) -> None:
+        """Gather what is sent in the rest of this turn of the loop."""
+        group = self.connection.group
+        if group is not None:
+            self._gathered = []
+            if not self._turn_ends:
+                self._turn_ends = True
+                group.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._turn_ends = False
+        self._end_gathering()
+
+    def _end_gathering(self) -> None:
+        gathered, self._gathered = self._gathered, None
+        self._send_gathered(gathered)
+
     def _flush(self) -> None:
         if self._gathered:
             gathered, self._gathered = self._gathered, []
             self._send_gathered(gathered)
 
-    def _send_gathered(self, gathered: list[bytes]) -> None:
+    def _send_gathered(self, gathered: list[bytes] | None) -> None:
         self._gathered_bytes = 0
         if gathered:
             self.connection.sender.send(b"".join(gathered), MessageClass.DATA, droppable=False)

@@ -23,7 +23,7 @@ from flowctl.nodes.rpc.access.admission import (
     AddressRates,
     RpcAdmission,
 )
-from flowctl.wire.zeromq.zap import ZapRefusal, ZapRequest
+from flowctl.wire.zmtp.mechanism import RefusedError
 
 KEY, OTHER = bytes(32), bytes(range(32))
 LEVELS = (AuthLevel.NONE, AuthLevel.BASIC, AuthLevel.ADMIN)
@@ -104,14 +104,21 @@ def admission(door: Door, *, curve: bool = True, now: list[float] | None = None)
     return made, nodes
 
 
-def test_connection_when_allowed_gets_its_level_and_a_number_of_its_own():
+def told(made: RpcAdmission, *asked: object) -> bytes | None:
+    """Return what a connection is told that is refused. None: it is let in."""
+    try:
+        made.decide(*asked)
+    except RefusedError as refusal:
+        return refusal.told
+    return None
+
+
+def test_connection_when_allowed_gets_its_level():
     """The hook is told address, key and whether that is an active service node at this moment (OX-68)."""
     door = Door(AuthLevel.ADMIN)
     made, nodes = admission(door)
     nodes.replace(frozenset([OTHER]))
-    first = made.decide(ZapRequest(3, "10.0.0.1", KEY))
-    second = made.decide(ZapRequest(3, "10.0.0.1", OTHER))
-    assert [{"X-AuthLevel": "admin", "X-Connection": str(number)} for number in (1, 2)] == [first, second]
+    assert [made.decide(3, "10.0.0.1", key) for key in (KEY, OTHER)] == [AuthLevel.ADMIN] * 2
     assert door.asked == [("10.0.0.1", KEY, False), ("10.0.0.1", OTHER, True)]
 
 
@@ -119,7 +126,7 @@ def test_connection_when_allowed_gets_its_level_and_a_number_of_its_own():
 def test_connection_when_denied_is_not_let_in(answer):
     """Both ways of saying no are no (OX-68)."""
     made, _ = admission(Door(answer))
-    assert made.decide(ZapRequest(3, "10.0.0.1", KEY)) is ZapRefusal.DENIED
+    assert told(made, 3, "10.0.0.1", KEY) == b"400"
 
 
 @pytest.mark.parametrize("answer", [True, False, 0, 2, "admin", object()])
@@ -127,30 +134,28 @@ def test_connection_when_the_hook_returns_no_level_is_an_error(answer):
     """What is no AuthLevel lets nobody in: True would be BASIC by its number."""
     made, _ = admission(Door(answer))
     with pytest.raises(LocalProtocolError, match="AuthLevel"):
-        made.decide(ZapRequest(3, "10.0.0.1", KEY))
+        made.decide(3, "10.0.0.1", KEY)
 
 
 def test_connection_when_its_listener_is_unknown_closed_or_of_the_other_kind_is_not_let_in():
     door = Door(AuthLevel.ADMIN)
     made, _ = admission(door)
     made.open(4, curve=False, allow=door)
-    for request in (ZapRequest(3, "a", b""), ZapRequest(4, "a", KEY), ZapRequest(5, "a", KEY)):
-        assert made.decide(request) is ZapRefusal.DENIED
+    assert [told(made, 3, "a", b""), told(made, 4, "a", KEY), told(made, 5, "a", KEY)] == [b"400"] * 3
     made.close(3)
-    assert made.decide(ZapRequest(3, "a", KEY)) is ZapRefusal.DENIED
+    assert told(made, 3, "a", KEY) == b"400"
     assert door.asked == []
 
 
 def test_connections_when_one_address_floods_are_put_off_and_others_are_not():
     now, door = [0.0], Door(AuthLevel.NONE)
     made, _ = admission(door, now=now)
-    answers = [made.decide(ZapRequest(3, f"2001:db8::{number:x}", KEY)) for number in range(BURST_PER_ADDRESS + 10)]
-    assert answers[BURST_PER_ADDRESS:] == [ZapRefusal.TRY_LATER] * 10
+    answers = [told(made, 3, f"2001:db8::{number:x}", KEY) for number in range(BURST_PER_ADDRESS + 10)]
+    assert answers[BURST_PER_ADDRESS:] == [b""] * 10
     assert (made.too_many_count, len(door.asked)) == (10, BURST_PER_ADDRESS)
-    assert isinstance(made.decide(ZapRequest(3, "2001:db8:0:1::1", KEY)), dict)
+    assert told(made, 3, "2001:db8:0:1::1", KEY) is None
     now[0] += 1 / NEW_PER_ADDRESS_AND_S
-    assert isinstance(made.decide(ZapRequest(3, "2001:db8::1", KEY)), dict)
-    assert made.decide(ZapRequest(3, "2001:db8::1", KEY)) is ZapRefusal.TRY_LATER
+    assert [told(made, 3, "2001:db8::1", KEY) for _ in range(2)] == [None, b""]
 
 
 def test_rates_when_a_flood_comes_from_everywhere_remember_a_bounded_number():

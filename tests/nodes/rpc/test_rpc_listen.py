@@ -9,7 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
-import zmq
 from connection_kit import wait_until
 from zmq_kit import ask
 
@@ -141,9 +140,11 @@ def test_route_when_it_is_the_key_of_another_is_refused(node, raw):
     server.start()
     impostor = raw(address, keys, server.keys.public, key_route(victim.public))
     assert ask(impostor, b"HI") == [b"BYE"]
-    assert ask(impostor, b"any.who", TAG) == [b"BYE"]
+    impostor.send_multipart([b"any.who", TAG])
     honest = raw(address, victim, server.keys.public, key_route(victim.public))
     assert ask(honest, b"any.who", TAG)[3] == victim.public
+    wait_until(lambda: server.statistics().malformed_count == 2, "what it says is counted, and not heard")
+    assert impostor.poll(0) == 0
 
 
 def test_requests_when_the_peers_connection_ends_fail_at_once(node, raw):
@@ -250,7 +251,7 @@ def test_life_when_a_peer_tells_one_of_any_length_is_not_remembered(node, raw):
     address = server.listen_plain("tcp://127.0.0.1:*", AuthLevel.BASIC)
     server.start()
     for number in range(2):
-        life = b"%s:%d%s" % (LIFE_PROPERTY.encode(), number, b"x" * 100_000)
+        life = b"%s:%d%s" % (LIFE_PROPERTY.encode(), number, b"x" * 5_000)
         assert ask(raw(address, route=b"r", metadata=life), b"HI") == [b"HELLO"]
     ((peer,),) = ([*listener.routes.values()] for listener in server._reaching.listeners.values())
     assert len(repr(peer.holder)) < 1000
@@ -286,45 +287,6 @@ def test_node_when_its_keys_are_no_pair_is_an_error(settings, match):
         RpcNode(**settings)
 
 
-def test_events_when_nobody_reads_them_have_a_queue_without_a_limit(node):
-    server = node()
-    server.listen_plain("tcp://127.0.0.1:*")
-    server.start()
-    asked: Future[list[int]] = Future()
-    server._calls.group.call_soon(
-        lambda: asked.set_result([item._monitor._socket.raw.rcvhwm for item in server._reaching.listeners.values()])
-    )
-    assert asked.result(WAIT_S) == [0]
-
-
-@pytest.mark.parametrize("accepted", [False, True])
-def test_peer_when_its_end_was_told_before_its_first_message_was_read_is_not_kept(node, raw, accepted):
-    """What it sent is heard, and nothing is kept that no event would ever take away, or that is of another one.
-
-    The next one may have its descriptor by then, and come from the same host.
-    """
-    server = node()
-    heard = threading.Event()
-
-    async def note(message: RpcMessage) -> None:
-        heard.set()
-
-    server.add_command("any", "note", note)
-    address = server.listen_plain("tcp://127.0.0.1:*")
-    server.start()
-    dealer = raw(address)
-    assert ask(dealer, b"HI") == [b"HELLO"]
-    listener = next(iter(server._reaching.listeners.values()))
-    descriptor = next(iter(listener.routes.values())).descriptor
-    for _ in range(2):  # the first takes the peer away that was heard, as if it had not been
-        listener._happened(zmq.EVENT_DISCONNECTED, descriptor)
-    if accepted:
-        listener._happened(zmq.EVENT_ACCEPTED, descriptor)
-    dealer.send_multipart([b"any.note"])
-    assert heard.wait(WAIT_S)
-    assert (server.statistics().incoming, listener._by_descriptor) == (0, {})
-
-
 def test_answer_when_another_has_taken_the_routing_id_goes_to_nobody(node, raw):
     server, later = node(), []
     asked = threading.Event()
@@ -352,8 +314,10 @@ def test_service_node_when_its_newest_connection_ends_is_reached_by_an_older_one
     server, keys = node(), KeyPair.generate()
     address = server.listen_curve("tcp://127.0.0.1:*")
     server.start()
-    older, newer = (raw(address, keys, server.keys.public) for _ in range(2))
-    assert ask(older, b"HI") == ask(newer, b"HI") == [b"HELLO"]
+    older = raw(address, keys, server.keys.public)
+    assert ask(older, b"HI") == [b"HELLO"]
+    newer = raw(address, keys, server.keys.public)
+    assert ask(newer, b"HI") == [b"HELLO"]
     pending = server.request_future(server.service_node(keys.public, Reach(incoming=True)), "their.ask")
     assert newer.recv_multipart()[0] == b"their.ask"
     newer.close(0)
@@ -378,7 +342,7 @@ def test_listener_when_allow_is_no_level_is_an_error(node):
             node().listen_plain("inproc://levels", allow)
 
 
-@pytest.mark.filterwarnings("ignore:Unclosed socket:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:unclosed <socket", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_node_when_never_stopped_is_collected_without_waiting():
     def abandon() -> None:
         abandoned = RpcNode()

@@ -1,13 +1,9 @@
-"""Whether a new connection is let in, and what it may call (pure): by listener, address, key, and how many come.
-
-What is decided goes into the metadata of the connection (`wire.zeromq.zap`), and so comes with each of its messages:
-its access level, and a number that no other connection of the node has.
-"""
+"""Whether a new connection is let in, and what it may call (pure): by listener, address, key, and how many come."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -16,12 +12,10 @@ from flowctl.core.text.addresses import address_key
 from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.nodes.rpc.access.access import AuthLevel, ServiceNodes
-from flowctl.wire.zeromq.zap import ZapRefusal, ZapRequest
+from flowctl.wire.zmtp.mechanism import RefusedError
 
-AUTH_PROPERTY: Final = "X-AuthLevel"
-"""Metadata property with the access level, by the name that OxenMQ gives it."""
-CONNECTION_PROPERTY: Final = "X-Connection"
-"""Metadata property with the number of the connection."""
+DENIED: Final = b"400"
+"""What a peer is told that is not let in, as ZeroMQ has it (RFC 27): it does not come again."""
 
 NEW_PER_ADDRESS_AND_S: Final = 200.0
 """Connections a second that one address may open in the long run: enough for many users, not for a flood."""
@@ -76,7 +70,6 @@ class RpcAdmission:
     _service_nodes: ServiceNodes
     _clock: Callable[[], float]
     too_many_count: int = 0  #: connections put off since their address opened too many
-    admitted_count: int = 0  #: connections let in; the number of the last one
     _doors: dict[int, _ListenerDoor] = field(default_factory=dict)
     _rates: AddressRates = field(default_factory=lambda: AddressRates(NEW_PER_ADDRESS_AND_S, BURST_PER_ADDRESS))
 
@@ -92,21 +85,25 @@ class RpcAdmission:
     def close(self, listener: int) -> None:
         self._doors.pop(listener, None)
 
-    def decide(self, request: ZapRequest) -> Mapping[str, str] | ZapRefusal:
-        door = self._doors.get(request.listener)
-        if door is None or door.curve != bool(request.pubkey):
-            return ZapRefusal.DENIED
-        if not self._rates.take(request.address, self._clock()):
+    def decide(self, listener: int, address: str, pubkey: bytes) -> AuthLevel:
+        """Return the level of a connection whose peer has proven a key; empty: none.
+
+        Raises:
+            RefusedError: it is not let in, or put off since its address opens too many.
+        """
+        door = self._doors.get(listener)
+        if door is None or door.curve != bool(pubkey):
+            raise RefusedError(DENIED)
+        if not self._rates.take(address, self._clock()):
             self.too_many_count += 1
-            return ZapRefusal.TRY_LATER
-        level = _checked(door.allow(request.address, request.pubkey, request.pubkey in self._service_nodes))
+            raise RefusedError
+        level = _checked(door.allow(address, pubkey, pubkey in self._service_nodes))
         if level is None:
-            return ZapRefusal.DENIED
-        self.admitted_count += 1
-        return {AUTH_PROPERTY: level.name.lower(), CONNECTION_PROPERTY: str(self.admitted_count)}
+            raise RefusedError(DENIED)
+        return level
 
     def decide_inproc(self, listener: int) -> AuthLevel | None:
-        """Return the level of a peer of this process, about which ZeroMQ does not ask. None: it is refused."""
+        """Return the level of a peer of this process, which needs no key. None: it is refused."""
         door = self._doors.get(listener)
         return None if door is None else _checked(door.allow("", b"", False))
 

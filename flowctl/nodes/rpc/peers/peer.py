@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import select
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
-from struct import Struct
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-import zmq
-
+from flowctl.core.flow.state import SendState
 from flowctl.core.outcomes.pending import Pending
+from flowctl.core.sending.contract import SendResult
 from flowctl.errors import ConfigError
 from flowctl.nodes.rpc.access.access import PeerIdentity
-from flowctl.pollgroup import PollGroup
-from flowctl.wire.zeromq.line import IdentityHolder
-from flowctl.wire.zeromq.socket import ZmqSocket
+from flowctl.sender import DROPPED
+from flowctl.wire.zmtp.identity import IdentityHolder
+from flowctl.wire.zmtp.mechanism import SEALED_BYTES
 
-LOOK_BYTES: Final = 1 << 20
-"""Octets sent to a peer between two checks whether it reads: fewer mean more checks, of a microsecond or two."""
-MOST_UNREAD_BYTES: Final = 16 << 20
-"""Octets that may wait for one peer, beyond what the system holds for it."""
+if TYPE_CHECKING:
+    from flowctl.nodes.rpc.peers.link import Link
+
+MOST_UNSENT_BYTES: Final = 16 << 20
+"""Bytes that may wait for a peer that is not connected."""
+UNSENT_BYTES: Final = 200
+"""What a message that waits takes beside its octets."""
 
 MAX_PART_BYTES: Final = 1 << 20
 """Size of one part of a message at most: a peer that sends more is disconnected, as by OxenMQ."""
-CURVE_BYTES: Final = 33
-"""Octets of a part that encryption adds: ``MESSAGE`` and its length, a nonce of 8, flags, an authenticator of 16."""
-
-_EVENT: Final = Struct("=Hi")
-_MONITORS: Final = count()
+MAX_MESSAGE_BYTES: Final = 16 << 20
+"""Size of all parts of a message at most."""
+MOST_FRAMES: Final = 1024
+"""Most parts of a message that comes; one of more is thrown away, and counted."""
 
 SERVICE_NODE: Final = -1
 """`ConnectionID.id` of a service node that is meant by its key, over any connection to it."""
@@ -90,7 +91,7 @@ class ConnectionID:
     @property
     def most_part_bytes(self) -> int:
         """Octets that a part of a message to there may have; one that has more would cost the connection."""
-        return MAX_PART_BYTES - CURVE_BYTES if self.pubkey else MAX_PART_BYTES
+        return MAX_PART_BYTES - SEALED_BYTES if self.pubkey else MAX_PART_BYTES
 
     def __hash__(self) -> int:
         return hash(self.pubkey) if self.service_node else hash((self.id, self.route))
@@ -185,89 +186,70 @@ class RpcPeer:
     """The other end of one connection; all methods on the node's thread only."""
 
     conn: ConnectionID
-    socket: ZmqSocket
     identity: PeerIdentity
-    key: str | bytes = b""  #: the key under which its listener keeps it; for the listener only
+    link: Link | None = None  #: the way to it; None: there is none yet, or again
     closed: bool = False  #: nothing can be sent to it any more
-    descriptor: int = -1  #: descriptor of its connection; -1: there is none (inproc), or it is not known
-    holder: IdentityHolder = field(default_factory=IdentityHolder)  #: of its routing id, one after the other
+    holder: IdentityHolder | None = None  #: of its routing id, one after the other
     calls: PendingCalls | None = None  #: our requests to it; None: there has been none
     #: What runs for it here and may be cancelled, by the tags of its requests.
     running: dict[object, Cancellable] = field(default_factory=dict)
     waiting_count: int = 0  #: coroutines that wait for it here, those of commands included
     waiting_bytes: int = 0  #: octets of the messages that those were given
-    #: Whose turn it is to try again, of the streams to it that found too much waiting.
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _unread_bytes: int = 0  #: sent since the system last took more
+    unsent: deque[list[bytes]] | None = None  #: what waits until there is a link; None: nothing
+    unsent_bytes: int = 0
+    number: int = field(default_factory=count(1).__next__)  #: no other peer of the process has it
+    _turn: asyncio.Lock | None = None
 
-    def send(self, frames: Sequence[bytes]) -> None:
-        self._unread_bytes += sum(map(len, frames))
-        if self._unread_bytes > LOOK_BYTES:
-            self._look()
-        route = self.conn.route
-        self.socket.send([route, *frames] if route else frames)
+    @property
+    def turn(self) -> asyncio.Lock:
+        """Whose turn it is to wait for it, of the streams to it."""
+        if self._turn is None:
+            self._turn = asyncio.Lock()
+        return self._turn
 
-    def _look(self) -> None:
-        """Check whether the peer reads.
+    def send(self, frames: Sequence[bytes], *, droppable: bool = False) -> SendResult | None:
+        """Send a message; return what became of it. None: it is on its way with others, or waits for a link."""
+        if self.link is not None:
+            return self.link.send_message(frames, droppable=droppable)
+        size_bytes = sum(map(len, frames)) + UNSENT_BYTES
+        if droppable or self.unsent_bytes + size_bytes > MOST_UNSENT_BYTES:
+            return DROPPED[SendState.HARD_LIMIT]
+        self.unsent = deque() if self.unsent is None else self.unsent
+        self.unsent.append(list(frames))
+        self.unsent_bytes += size_bytes
+        return None
 
-        What waits for it at ZeroMQ is not told. But while the system takes more for its connection, nothing waits long:
-        what counts is what was sent since that was last so.
-        """
-        if self.descriptor >= 0 and not takes_more(self.descriptor):
-            if self._unread_bytes > MOST_UNREAD_BYTES:
-                self._unread_bytes = MOST_UNREAD_BYTES
-                raise zmq.Again
-        else:
-            self._unread_bytes = 0
+    def link_up(self, link: Link) -> None:
+        """Have a link from now on, and send what has waited for it."""
+        self.link = link
+        unsent, self.unsent, self.unsent_bytes = self.unsent, None, 0
+        for frames in unsent or ():
+            link.send_message(frames)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether all that was sent is on its way, or there is no link."""
+        return self.link is None or self.link.drained
+
+    async def reads(self) -> None:
+        """Wait until it is so; of many that wait one is woken, and the next where that one has sent nothing."""
+        while self.link is not None and not self.link.drained:
+            async with self.turn:
+                await self._drained()
+
+    async def _drained(self) -> None:
+        if self.link is None or self.link.drained:
+            return
+        loop = asyncio.get_running_loop()
+        taken = loop.create_future()
+        self.link.when_drained(lambda _: loop.call_soon_threadsafe(_set, taken))
+        await taken
 
     def is_awaited(self) -> bool:
         """Return whether it is to answer a request of ours, or we one of its."""
         return bool(self.calls) or bool(self.running)
 
 
-def takes_more(descriptor: int) -> bool:
-    """Return whether the system accepts more octets for a connection. A closed descriptor accepts anything."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    return bool(poll.poll(0))
-
-
-class SocketMonitor:
-    """Reports the events of a socket, in their order; on the group's thread.
-
-    ZeroMQ writes an event before anything that follows from it: before the number of a descriptor is free for another
-    connection, the end of the one that had it can be read here.
-    """
-
-    def __init__(
-        self, group: PollGroup, raw: zmq.Socket[bytes], happened: Callable[[int, int], object], events: int
-    ) -> None:
-        self._happened: Final = happened
-        self._watched: Final = raw
-        address = f"inproc://flowctl-monitor-{next(_MONITORS)}"
-        raw.monitor(address, events)
-        end: zmq.Socket[bytes] = raw.context.socket(zmq.PAIR)
-        # No limit: ZeroMQ waits where the queue of events is full, and nothing of the whole context is read or written
-        # meanwhile. A crowd that comes and goes while a handler holds up the loop would stop all others.
-        end.set(zmq.RCVHWM, 0)
-        end.connect(address)
-        self._socket: Final = ZmqSocket(group, end, self._received)
-        self._socket.start()
-
-    def read_all(self) -> None:
-        """Tell of all that has happened until now."""
-        raw = self._socket.raw
-        get: Callable[[int], Any] = raw.get
-        while not self._socket.closed and get(zmq.EVENTS) & zmq.POLLIN:
-            self._received(raw.recv_multipart(zmq.NOBLOCK))
-        if not self._socket.closed:
-            self._socket.look_for_messages()
-
-    def close(self) -> None:
-        if not self._socket.closed:
-            self._watched.disable_monitor()
-            self._socket.close()
-
-    def _received(self, frames: list[bytes]) -> None:
-        event, value = _EVENT.unpack(frames[0])
-        self._happened(event, value)
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -11,9 +11,9 @@ the peer are cancelled, ours to it fail.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,8 +22,9 @@ from math import inf
 from secrets import token_hex
 from typing import Final, TypeAlias
 
-import zmq
-
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.state import SendState
+from flowctl.core.sending.contract import SendOutcome
 from flowctl.core.text.fieldtypes import check_type
 from flowctl.core.text.printable import short
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
@@ -31,33 +32,34 @@ from flowctl.nodes.rpc.access.access import AuthLevel, PeerIdentity, ServiceNode
 from flowctl.nodes.rpc.access.admission import Allow, RpcAdmission
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.nodes.rpc.peers.dialled import DialledConnection
+from flowctl.nodes.rpc.peers.door import BoundSocket, Door, bind_socket
+from flowctl.nodes.rpc.peers.inproc import SHARED_NAMES, Dial, InprocNames
 from flowctl.nodes.rpc.peers.listener import DUPLICATE_HINT, LIFE_PROPERTY, RpcListener
-from flowctl.nodes.rpc.peers.peer import ANY_WAY, MAX_PART_BYTES, SERVICE_NODE, ConnectionID, Reach, RpcPeer
+from flowctl.nodes.rpc.peers.peer import ANY_WAY, SERVICE_NODE, ConnectionID, Reach, RpcPeer
 from flowctl.nodes.rpc.wire import frames as wire
 from flowctl.nodes.rpc.wire.addresses import Address, AddressTransport
-from flowctl.wire.zeromq.curve import KeyPair, dial_curve, serve_curve
-from flowctl.wire.zeromq.endpoint import check_port
-from flowctl.wire.zeromq.line import METADATA_OPTION
-from flowctl.wire.zeromq.socket import new_context, notice_dead_peers, shared_context
-from flowctl.wire.zeromq.zap import ZapHandler, ZapRefusal, ZapRequest, bind_zap, zap_domain
+from flowctl.wire.zeromq.curve import KeyPair
+from flowctl.wire.zmtp.frames import IDENTITY, SOCKET_TYPE
+from flowctl.wire.zmtp.mechanism import CurveClient, Mechanism, Null
 
 _log: Final = logging.getLogger("flowctl.rpc")
 
 CONNECT_TIMEOUT_S: Final = 10.0
+_LOOK_S: Final = 0.01
+"""Time between two looks whether all that was sent at the end is on its way."""
 SN_CHECK_S: Final = 0.25
 """Time between two searches for idle connections to service nodes: OxenMQ's CONN_CHECK_INTERVAL."""
-DEAD_AFTER_S: Final = 30
-"""Time without an answer of its system after which a peer counts as dead: as long as OxenMQ's heartbeats wait."""
-HANDSHAKE_MS: Final = 10_000
-RECONNECT_MS: Final = (250, 5_000)
 LINGER_S: Final = 5.0
 SELF_ADDRESS: Final = Address(AddressTransport.INPROC, socket="flowctl-this-node")
-"""Address at which a node listens for itself, in its own context of ZeroMQ: no other program can connect to it."""
+"""Address at which a node listens for itself, among names of its own: no other node can connect to it."""
+LOOK_BYTES: Final = 1 << 20
+"""Bytes sent to peers that do not read at once, between two looks at what waits for all of them."""
+MOST_WAITING_BYTES: Final = 256 << 20
+"""Bytes that may wait for all peers of a node together; the peer for which most waits is cut first."""
 NO_CONNECTION: Final = wire.DISCONNECTED
 
 Ready: TypeAlias = Callable[[ConnectionID], object]
 Failed: TypeAlias = Callable[[ConnectionID, str], object]
-_Raw: TypeAlias = "zmq.Socket[bytes]"
 
 
 @dataclass(slots=True, eq=False)
@@ -137,62 +139,71 @@ class Reaching:
         clock: Callable[[], float],
         sn_lookup: Callable[[bytes], str | None] | None,
         *,
-        received: Callable[[RpcPeer, list[bytes], int], object],
+        received: Callable[[RpcPeer, list[bytes]], object],
+        limits: Limits,
+        most_waiting_bytes: int,
     ) -> None:
         self._calls: Final = calls
         self._keys: Final = keys
         self._clock: Final = clock
         self._sn_lookup: Final = sn_lookup
         self._received: Final = received
-        self._life: Final = f"{LIFE_PROPERTY}:{token_hex(8)}".encode()
-        self._context: Final = new_context()
-        self._destroying: Final = threading.Lock()  # taken once, by the one that ends the context
+        self._limits: Final = limits
+        self._most_waiting_bytes: Final = most_waiting_bytes
+        self._life: Final = token_hex(8).encode()
         self._ids: Final = count(1)
-        self._zap: Final = bind_zap(self._context)
-        self._zap_handler: ZapHandler | None = None
-        self._bound: list[tuple[int, _Raw, str]] = []  # before the start
+        self._bound: dict[int, tuple[BoundSocket, bool]] = {}  # before the start, and whether it is encrypted
+        self._own_names: Final = InprocNames()
+        self._named: dict[int, tuple[InprocNames, str]] = {}  # listeners within the process
         self.service_nodes: Final = ServiceNodes()
         self.admission: Final = RpcAdmission(self.service_nodes, clock)
         self.listeners: Final[dict[int, RpcListener]] = {}
+        self._doors: Final[dict[int, Door]] = {}
         self.dialled: Final[dict[int, DialledConnection]] = {}
+        self._leaving: Final[set[DialledConnection]] = set()  # closed, and not all that was sent is on its way
+        self._behind: Final[set[RpcPeer]] = set()  # peers for which something waits
+        self._unlooked_bytes = 0  # sent to those since they were looked at
+        self._early: list[tuple[int, Dial]] = []  # who dialled within the process before the start
         self.outgoing: Final = OutgoingConnections(self._sn_incoming, self._sn_address, self._sn_dial)
         self._sn_checking = False  # whether a timer for idle ones is set
         self._lingering: dict[Address, float] = {}  # until when what was sent to there before may still be on its way
         self._listens_to_itself = False
+        self.closed = False  #: no listener and no connection is opened any more
         self.unsent_count = 0  #: messages dropped since too much waited for their peer already
+        self.cut_count = 0  #: peers that were cut since most of what waited in the node waited for them
         self.duplicate_count = 0  #: times that another node with our keys took a connection of ours
 
     # --- life ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._zap_handler = ZapHandler(self._calls.group, self._zap, self._decide)
-        for bound in self._bound:
-            self._open(*bound)
-        self._bound.clear()
+        bound, self._bound = self._bound, {}
+        for number, how in bound.items():
+            self._open(number, *how)
+        early, self._early = self._early, []
+        for number, dial in early:
+            self._accept_within(number, dial)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Close all connections; what was sent goes on being sent for a while."""
-        for listener in list(self.listeners.values()):
-            for peer in list(listener.routes.values()):
-                if listener.is_inproc:
-                    self.send_to(peer, [wire.BYE])
-                self.forget(peer, wire.SHUTTING_DOWN)
-            listener.close(LINGER_S)
-        if self._zap_handler is not None:
-            self._zap_handler.close()
+        for number in list(self.listeners):
+            self._close_listener(number)
         for dialled in list(self.dialled.values()):
             self.hang_up(dialled, "the node was stopped", code=wire.SHUTTING_DOWN, linger_s=LINGER_S)
+        ends_at = self._calls.group.now() + LINGER_S
+        while self._is_leaving() and self._calls.group.now() < ends_at:  # noqa: ASYNC110  (once, for seconds at most)
+            await asyncio.sleep(_LOOK_S)
 
-    @property
-    def destroyed(self) -> bool:
-        return self._destroying.locked()
+    def _is_leaving(self) -> bool:
+        return bool(self._leaving) or any(door.sessions for door in self._doors.values())
 
-    def destroy(self) -> None:
-        """End the context, once, and sockets that were never used."""
-        if self._destroying.acquire(blocking=False):
-            for _, raw, _ in self._bound:
-                raw.close(0)
-            self._context.destroy(linger=0)
+    def close(self) -> None:
+        """Close what was bound and never used; nothing is opened any more. Any thread."""
+        self.closed = True
+        while self._bound:
+            _, (bound, _) = self._bound.popitem()
+            bound.close()
+        for number in list(self._named):
+            self._unbind_name(number)
 
     # --- listening and connecting; any thread --------------------------------------------------------------------
 
@@ -200,33 +211,42 @@ class Reaching:
         self, address: str, allow: AuthLevel | Allow, on_bind: Callable[[bool], object] | None, *, curve: bool
     ) -> str:
         """Bind a socket, and admit the peers that `allow` accepts; return the address that was bound."""
-        check_port(address)
+        if self.closed:
+            raise ClosedError("the node was stopped")
         number = next(self._ids)
         # Before it is bound: the first connection may come before the next line. One item of a dict is set at once.
         self.admission.open(number, curve=curve, allow=allow)
-        raw = self._new_socket(zmq.ROUTER, address)
-        raw.set(zmq.ROUTER_HANDOVER, 1)
-        raw.set(zmq.ROUTER_MANDATORY, 1)
-        raw.set(zmq.ZAP_DOMAIN, zap_domain(number))
-        if curve:
-            serve_curve(raw, self._keys)
         try:
-            raw.bind(address)
-        except zmq.ZMQError as error:
+            endpoint = self._bind(number, address, curve=curve)
+        except (OSError, ConfigError) as error:
             self.admission.close(number)
-            raw.close(0)
+            if isinstance(error, ConfigError):
+                raise
             if on_bind is not None:
                 on_bind(False)
                 return address
             raise OSError(error.errno, f"cannot listen on {short(address)}: {error.strerror}") from error
-        bound = raw.getsockopt_string(zmq.LAST_ENDPOINT)
-        if self._calls.started:
-            self._calls.do(self._open, number, raw, address)
-        else:
-            self._bound.append((number, raw, address))
         if on_bind is not None:
             on_bind(True)
-        return bound
+        return endpoint
+
+    def _bind(self, number: int, address: str, *, curve: bool) -> str:
+        scheme, _, name = address.partition("://")
+        if scheme == AddressTransport.INPROC.value:
+            names = self._own_names if name == SELF_ADDRESS.socket else SHARED_NAMES
+            self._named[number] = names, name
+            try:
+                names.bind(name, partial(self._dialled_within, number))
+            except OSError:
+                del self._named[number]
+                raise
+            return address
+        bound = bind_socket(address)
+        if self._calls.started:
+            self._calls.do(self._open, number, bound, curve)
+        else:
+            self._bound[number] = bound, curve
+        return bound.endpoint
 
     def connect(
         self, to: Address, timeout_s: float, auth: AuthLevel, ready: Ready, failed: Failed, *, ephemeral: bool = False
@@ -288,16 +308,56 @@ class Reaching:
             # What was meant for a connection goes to no other one, but of a service node, which is known by its key.
             other = self.find(peer.conn) if peer.conn.pubkey in self.service_nodes else None
             return NO_CONNECTION if other is None or other.closed else self.try_to_send(other, frames)
-        try:
-            peer.send(frames)
-        except zmq.Again:
-            self.unsent_count += 1
-            return wire.QUEUE_FULL
-        except zmq.ZMQError:
-            if peer.conn.route:
-                self.forget(peer, wire.DISCONNECTED)
+        result = peer.send(frames)
+        if result is None or (result.state is SendState.READY and result.outcome is SendOutcome.ACCEPTED):
+            return None
+        if result.outcome is SendOutcome.CLOSED:
             return NO_CONNECTION
-        return None
+        self._note_behind(peer, sum(map(len, frames)))
+        if result.outcome is SendOutcome.ACCEPTED:
+            return None
+        self.unsent_count += 1
+        return wire.QUEUE_FULL
+
+    # --- what waits for all peers together -----------------------------------------------------------------------
+
+    def _note_behind(self, peer: RpcPeer, size_bytes: int) -> None:
+        """Note that something waits for a peer; now and then look at what waits for all of them."""
+        self._behind.add(peer)
+        self._unlooked_bytes += size_bytes
+        if self._unlooked_bytes >= LOOK_BYTES:
+            self._unlooked_bytes = 0
+            self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        waiting = {
+            peer: size_bytes
+            for peer in self._behind
+            if not peer.closed and peer.link is not None and (size_bytes := peer.link.waiting_bytes)
+        }
+        self._behind.intersection_update(waiting)
+        total_bytes = sum(waiting.values())
+        while total_bytes > self._most_waiting_bytes:
+            peer = max(waiting, key=waiting.__getitem__)
+            size_bytes = waiting.pop(peer)
+            self._cut(
+                peer,
+                f"{size_bytes} of the {total_bytes} bytes that wait for peers waited for this one, which does not read",
+            )
+            total_bytes -= size_bytes
+
+    def _cut(self, peer: RpcPeer, why: str) -> None:
+        link = peer.link
+        if link is None:
+            return
+        self.cut_count += 1
+        self._behind.discard(peer)
+        _log.warning("peer %s is cut: %s; %s", link.address, why, link.why())
+        link.end(why)
+        if peer.conn.route:
+            self.forget(peer, wire.DISCONNECTED, why)
+        else:
+            self._give_up(peer, wire.DISCONNECTED, why)
 
     # --- the ends of connections ---------------------------------------------------------------------------------
 
@@ -319,20 +379,17 @@ class Reaching:
             self.hang_up(dialled, told, code=wire.DISCONNECTED)
         elif dialled is not None:
             self.hang_up(dialled, "the other end closed it", code=wire.DISCONNECTED)
-        elif (listener := self.listeners.get(peer.conn.id)) is not None and listener.is_inproc:
-            self.forget(peer, wire.DISCONNECTED)
 
     def hang_up(self, dialled: DialledConnection, why: str, *, code: bytes, linger_s: float = 0.0) -> None:
         """Close a connection that we opened, and report its end to all callers that wait for it."""
         peer = dialled.peer
         if self.dialled.pop(peer.conn.id, None) is None:
             return
-        if _is_inproc(dialled.address.zmq_address):
-            self.send_to(peer, [wire.BYE])
         if linger_s:
             until = self._lingering.get(dialled.address, 0.0)
             self._lingering[dialled.address] = max(until, self._clock() + linger_s)
-        failed = dialled.close(linger_s)
+        self._leaving.add(dialled)
+        failed = dialled.close(why, linger_s)
         self.forget(peer, code)
         if failed is not None:
             self._calls.make(failed, peer.conn, why)
@@ -354,23 +411,29 @@ class Reaching:
         if dialled is not None:
             self.hang_up(dialled, "disconnected", code=wire.DISCONNECTED, linger_s=linger_s)
         elif peer is not None:
-            with suppress(zmq.ZMQError):
-                peer.send([wire.BYE])
-            self.forget(peer, wire.DISCONNECTED)
+            self._let_go(peer, "disconnected", linger_s, wire.DISCONNECTED)
         else:
             to = f"to service node {conn.pubkey.hex()}" if conn.id == SERVICE_NODE else conn.id
             _log.warning("disconnect: there is no connection %s", to)
 
-    def forget(self, peer: RpcPeer, code: bytes) -> None:
+    def _let_go(self, peer: RpcPeer, why: str, linger_s: float, code: bytes) -> None:
+        """Tell a peer that has connected to leave, and end its connection."""
+        peer.send([wire.BYE])
+        if peer.link is not None:
+            peer.link.end(why, linger_s)
+        self.forget(peer, code)
+
+    def forget(self, peer: RpcPeer, code: bytes, why: str = "") -> None:
         """Drop a peer: its requests here are cancelled, ours to it fail."""
         peer.closed = True
         self.outgoing.forget(peer.conn.pubkey, peer)
         listener = self.listeners.get(peer.conn.id)
         if listener is not None:
             listener.forget(peer)
-        self._give_up(peer, code)
+        self._behind.discard(peer)
+        self._give_up(peer, code, why)
 
-    def _give_up(self, peer: RpcPeer, code: bytes) -> None:
+    def _give_up(self, peer: RpcPeer, code: bytes, why: str = "") -> None:
         """Cancel what runs for a peer; requests to it fail."""
         if peer.identity.pubkey not in self.service_nodes:  # whose reply finds another connection
             for running in list(peer.running.values()):
@@ -379,38 +442,55 @@ class Reaching:
             self._calls.group.deadlines.remove(peer.calls)
             peer.calls.due_at = inf
             for call in peer.calls.take_all():
-                self._calls.make(call.settle, False, [code])
+                self._calls.make(call.settle, False, [code, why.encode()] if why else [code])
 
-    # --- sockets -------------------------------------------------------------------------------------------------
+    # --- listeners and dialling ----------------------------------------------------------------------------------
 
-    def _new_socket(self, kind: int, address: str) -> _Raw:
-        if self._destroying.locked():
-            raise ClosedError("the node was stopped")
-        shared = _is_inproc(address) and address != SELF_ADDRESS.zmq_address
-        raw = (shared_context() if shared else self._context).socket(kind)
-        # Of a connection that is made anew, too: ZeroMQ would keep what waits for ever, and the end would wait for it.
-        raw.set(zmq.LINGER, int(LINGER_S * 1000))
-        raw.set(zmq.IPV6, "[" in address)  # of IPv6, and only there: a name has one meaning everywhere else
-        raw.set(zmq.MAXMSGSIZE, MAX_PART_BYTES)
-        notice_dead_peers(raw, DEAD_AFTER_S)
-        raw.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        return raw
-
-    def _open(self, number: int, raw: _Raw, address: str) -> None:
+    def _open(self, number: int, bound: BoundSocket, curve: bool) -> None:  # noqa: FBT001  (given by position)
         if self._calls.stopping:
-            raw.close(0)
+            bound.close()
             return
-        inproc = partial(self.admission.decide_inproc, number) if _is_inproc(address) else None
-        self.listeners[number] = RpcListener(
-            *(self._calls.group, raw, number, inproc, self._received, self._lost),
-            admitted_count=lambda: self.admission.admitted_count,
-        )
+        peers = self._listener(number)
+        keys = self._keys if curve else None
+        told = self._received, self._lost
+        self._doors[number] = Door(self._calls.group, bound, peers, self.admission, keys, self._limits, *told)
 
-    def _decide(self, request: ZapRequest) -> Mapping[str, str] | ZapRefusal:
-        listener = self.listeners.get(request.listener)
-        if listener is not None:
-            listener.note_accepted()
-        return self.admission.decide(request)
+    def _listener(self, number: int) -> RpcListener:
+        listener = self.listeners.get(number)
+        if listener is None:
+            listener = self.listeners[number] = RpcListener(number, self._lost, self._calls.group.now)
+        return listener
+
+    def _close_listener(self, number: int) -> None:
+        if (door := self._doors.get(number)) is not None:
+            door.close()
+        self._unbind_name(number)
+        for peer in list(self.listeners[number].routes.values()):
+            if peer.link is not None:
+                peer.link.end("the node was stopped", LINGER_S)
+            self.forget(peer, wire.SHUTTING_DOWN)
+
+    def _unbind_name(self, number: int) -> None:
+        names, name = self._named.pop(number, (None, ""))
+        if names is not None:
+            names.unbind(name)
+
+    def _dialled_within(self, number: int, dial: Dial) -> None:
+        """Take one of this process that dials; any thread."""
+        if self._calls.started:
+            with suppress(ClosedError):
+                self._calls.do(self._accept_within, number, dial)
+        else:
+            self._early.append((number, dial))
+
+    def _accept_within(self, number: int, dial: Dial) -> None:
+        level = self.admission.decide_inproc(number)
+        if level is None or self._calls.stopping:
+            return  # it hears nothing, as one that ZeroMQ refuses
+        end = dial.accept(self._calls)
+        peer = self._listener(number).enter(end, b"", PeerIdentity(auth=level))
+        if peer is not None:
+            end.message, end.gone = partial(self._received, peer), partial(self._lost, peer)
 
     def _dial(
         self,
@@ -428,29 +508,31 @@ class Reaching:
         if address is SELF_ADDRESS and not self._listens_to_itself:
             self._listens_to_itself = True
             self.listen(SELF_ADDRESS.zmq_address, AuthLevel.ADMIN, None, curve=False)
-        raw = self._new_socket(zmq.DEALER, address.zmq_address)
-        if address.pubkey:
-            dial_curve(raw, self._keys, address.pubkey)
         now = self._clock()
         self._lingering = {other: until for other, until in self._lingering.items() if until > now}
         # A route that is taken over ends the connection that has it, and what is on its way by that.
         taken = {*self._lingering, *(other.address for other in self.dialled.values())}
+        own = {SOCKET_TYPE: b"DEALER", IDENTITY: b""}
         if not (ephemeral or address in taken):
-            raw.set(zmq.ROUTING_ID, key_route(self._keys.public))
-            with suppress(zmq.ZMQError):  # a libzmq without it
-                raw.setsockopt(METADATA_OPTION, self._life)
-        raw.set(zmq.RECONNECT_IVL, RECONNECT_MS[0])
-        raw.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
-        try:
-            raw.connect(address.zmq_address)
-        except zmq.ZMQError as error:
-            raw.close(0)
-            self._calls.make(failed, conn, f"cannot connect to {address}: {error}")
-            return
-        identity, group = PeerIdentity(address.pubkey, auth), self._calls.group
-        told = ready, failed, self._received, self._lost
-        dialled = self.dialled[conn.id] = DialledConnection(group, raw, conn, address, identity, *told)
-        self._calls.group.call_later(timeout_s, self._not_answered, dialled)
+            own |= {IDENTITY: key_route(self._keys.public), LIFE_PROPERTY.encode(): self._life}
+
+        def mechanism() -> Mechanism:
+            return (
+                CurveClient(own, self._keys.public, self._keys.secret, address.pubkey) if address.pubkey else Null(own)
+            )
+
+        self.dialled[conn.id] = DialledConnection(
+            *(self._calls, conn, address, PeerIdentity(address.pubkey, auth)),
+            limits=self._limits,
+            mechanism=mechanism,
+            names=self._own_names if address is SELF_ADDRESS else SHARED_NAMES,
+            ready=ready,
+            failed=failed,
+            received=self._received,
+            lost=self._lost,
+            over=self._leaving.discard,
+        )
+        self._calls.group.call_later(timeout_s, self._not_answered, self.dialled[conn.id])
 
     # --- service nodes -------------------------------------------------------------------------------------------
 
@@ -507,10 +589,6 @@ class Reaching:
 def check_timeout(timeout_s: float) -> None:
     if not timeout_s >= 0:  # NaN is neither
         raise LocalProtocolError(f"timeout_s is {timeout_s}, it must be 0 or more")
-
-
-def _is_inproc(address: str) -> bool:
-    return address.startswith("inproc:")
 
 
 def nothing(*_: object) -> None:

@@ -1,0 +1,210 @@
+"""Connections within the process: each end hands its messages to the other one's thread."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from flowctl.core.flow.state import SendState
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.sending.contract import SendResult
+from flowctl.errors import ClosedError, LocalProtocolError
+from flowctl.nodes.rpc.nodecalls import NodeCalls
+from flowctl.sender import ACCEPTED, CLOSED, DROPPED
+
+MOST_BETWEEN_BYTES: Final = 16 << 20
+"""Bytes that may be on their way from one end to the other."""
+_ROOM_BYTES: Final = 64 * 1024
+"""Bytes on their way up to which a stream goes on."""
+_PER_TURN: Final = 256
+"""Messages that are taken before others on the thread get their turn."""
+
+
+class DirectEnd:
+    """One end; its methods on its own node's thread. Figures that the other end reads too are written by one thread.
+
+    Args:
+        calls: of the node that it belongs to.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_inbox",
+        "_over",
+        "_sent_bytes",
+        "_woken",
+        "gone",
+        "message",
+        "other",
+        "taken_bytes",
+        "waiters",
+    )
+    address: Final = "this process"
+    odd_count: Final = 0
+    other: DirectEnd
+    message: Callable[[list[bytes]], object]  #: called with each message
+    gone: Callable[[], object]  #: called when the other end has ended it
+
+    def __init__(self, calls: NodeCalls) -> None:
+        self._calls: Final = calls
+        self._inbox: Final[deque[list[bytes] | None]] = deque()
+        self._woken = self._over = False
+        self._sent_bytes = self.taken_bytes = 0
+        self.waiters: list[Callable[[bool], object]] = []
+
+    @classmethod
+    def pair(cls, one: NodeCalls, other: NodeCalls) -> tuple[DirectEnd, DirectEnd]:
+        ends = cls(one), cls(other)
+        ends[0].other, ends[1].other = ends[1], ends[0]
+        return ends
+
+    # --- Link ----------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self._sent_bytes - self.other.taken_bytes
+
+    @property
+    def drained(self) -> bool:
+        return self.waiting_bytes <= _ROOM_BYTES
+
+    def send_message(self, frames: Sequence[bytes], *, droppable: bool = False) -> SendResult:
+        del droppable
+        if self._over:
+            return CLOSED[SendState.READY]
+        if self.waiting_bytes > MOST_BETWEEN_BYTES:
+            return DROPPED[SendState.HARD_LIMIT]
+        self._sent_bytes += _size_of(frames)
+        self.other.put(list(frames))
+        return ACCEPTED[SendState.READY]
+
+    def when_drained(self, callback: Callable[[bool], object]) -> None:
+        self.waiters.append(callback)
+        self.tell_waiters()
+
+    def end(self, why: str, linger_s: float = 0.0) -> None:
+        del why, linger_s
+        if not self._over:
+            self._over = True
+            self.other.put(None)
+            self.tell_waiters()
+
+    def cut(self) -> None:
+        self.end("")
+
+    def why(self) -> str:
+        return f"{self.waiting_bytes} bytes are on their way within the process"
+
+    # --- inner steps ---------------------------------------------------------------------------------------------
+
+    def put(self, item: list[bytes] | None) -> None:
+        """Take what the other end sends; on that one's thread."""
+        self._inbox.append(item)
+        if not self._woken:
+            self._woken = True
+            self.soon(self._take)
+
+    def _take(self) -> None:
+        self._woken = False
+        for _ in range(_PER_TURN):
+            try:
+                frames = self._inbox.popleft()
+            except IndexError:
+                break
+            if frames is None:
+                self._end_by_other()
+            elif not self._over:
+                self._calls.make(self.message, frames)
+                self.taken_bytes += _size_of(frames)
+        else:
+            self._woken = True
+            self.soon(self._take)
+        if self.other.waiters:
+            self.other.soon(self.other.tell_waiters)
+
+    def _end_by_other(self) -> None:
+        if not self._over:
+            self._over = True
+            self.tell_waiters()
+            self.gone()
+
+    def tell_waiters(self) -> None:
+        if self.waiters and (self._over or self.drained):
+            waiters, self.waiters = self.waiters, []
+            for waiter in waiters:
+                waiter(not self._over)
+
+    def soon(self, what: Callable[[], object]) -> None:
+        with suppress(ClosedError, LocalProtocolError):  # its loop has ended, and it with that
+            self._calls.group.call_soon(what)
+
+
+class InprocNames:
+    """The names at which nodes of a process listen, and who waits for one that nobody listens at yet. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock: Final = OwnedLock()  # a leaf
+        self._accepts: Final[dict[str, Callable[[Dial], object]]] = {}
+        self._waiting: Final[dict[str, dict[Dial, None]]] = {}
+
+    def bind(self, name: str, accept: Callable[[Dial], object]) -> None:
+        """Have `accept` called for each that dials `name`, on any thread.
+
+        Raises:
+            OSError: another node listens there.
+        """
+        with self._lock:
+            if name in self._accepts:
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+            self._accepts[name] = accept
+            waiting = self._waiting.pop(name, {})
+        for dial in waiting:
+            accept(dial)
+
+    def unbind(self, name: str) -> None:
+        with self._lock:
+            self._accepts.pop(name, None)
+
+    def dial(self, name: str, dial: Dial) -> None:
+        """Have whoever listens at `name`, now or later, accept."""
+        with self._lock:
+            accept = self._accepts.get(name)
+            if accept is None:
+                self._waiting.setdefault(name, {})[dial] = None
+        if accept is not None:
+            accept(dial)
+
+    def withdraw(self, name: str, dial: Dial) -> None:
+        with self._lock:
+            waiting = self._waiting.get(name, {})
+            waiting.pop(dial, None)
+            if not waiting:
+                self._waiting.pop(name, None)
+
+
+class Dial:
+    """One that dials: `up` is called with its end, on its node's thread."""
+
+    __slots__ = ("calls", "up")
+
+    def __init__(self, calls: NodeCalls, up: Callable[[DirectEnd], object]) -> None:
+        self.calls: Final = calls
+        self.up: Final = up
+
+    def accept(self, calls: NodeCalls) -> DirectEnd:
+        """Return the end of who accepts."""
+        near, far = DirectEnd.pair(self.calls, calls)
+        near.soon(lambda: self.up(near))
+        return far
+
+
+SHARED_NAMES: Final = InprocNames()
+"""Those of all nodes of the process."""
+
+
+def _size_of(frames: Sequence[bytes]) -> int:
+    return sum(map(len, frames)) + 100 * len(frames)
