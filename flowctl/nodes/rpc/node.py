@@ -23,6 +23,7 @@ from math import inf
 from typing import Any, Final, Self, TypeVar, cast, overload
 
 from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.state import SendState
 from flowctl.core.loop.faults import ErrorHook
 from flowctl.core.text.fieldtypes import check_type
 from flowctl.core.text.printable import short
@@ -39,7 +40,17 @@ from flowctl.nodes.rpc.jobs.slots import DEFAULT_MAX_QUEUE
 from flowctl.nodes.rpc.message import SERVED_MESSAGE, Part, RpcMessage, parts_of
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.nodes.rpc.peers.link import PEER_LIMITS
-from flowctl.nodes.rpc.peers.peer import ANY_WAY, CONNECT_KEEP_ALIVE_S, SERVICE_NODE, ConnectionID, Reach, RpcPeer
+from flowctl.nodes.rpc.peers.peer import (
+    ANY_WAY,
+    CONNECT_KEEP_ALIVE_S,
+    ENCRYPTED,
+    SERVICE_NODE,
+    ConnectionID,
+    Reach,
+    RpcConnection,
+    RpcPeer,
+    row_of,
+)
 from flowctl.nodes.rpc.peers.reaching import (
     CONNECT_TIMEOUT_S,
     LINGER_S,
@@ -85,6 +96,7 @@ class RpcStatistics:
     late_count: int  #: replies and failures to what waits no more
     malformed_count: int  #: messages that were none, or too long, or out of place
     cut_count: int  #: peers that were cut since most of what waited in the node waited for them
+    conflated_count: int  #: messages of `publish` in whose place a newer one was sent
     unsent_count: int  #: times that a message found too much waiting for its peer: it was dropped, or put off
     duplicates: int  #: times that a second node was found with one key: a peer's, or this one's own
     jobs: JobStatistics  #: worker threads and their queues
@@ -777,6 +789,27 @@ class RpcNode:
         conn = self._named(conn)
         self._calls.do(self._asking.send, conn, checked_frames(conn, command, parts), queue_full, queue_failure)
 
+    def publish(
+        self, conns: ConnectionID | Iterable[ConnectionID | bytes], command: str, *parts: Part, key: str | None = None
+    ) -> None:
+        """Send a command that some may miss: to one for which something waits already it is not queued behind that.
+
+        Args:
+            conns: to whom; who is not connected is passed over.
+            command: ``category.command``.
+            parts: text is sent as UTF-8.
+            key: what it tells of: the newest of each key is kept, and sent once the peer has read what was sent
+                before. None: such a peer misses it.
+
+        Raises:
+            LocalProtocolError: a part is neither text nor octets, or too long, or the node was not started.
+            ClosedError: the node was stopped.
+        """
+        several = [conns] if isinstance(conns, ConnectionID) else [self._named(conn) for conn in conns]
+        # Held to what any connection takes: the same octets go to all.
+        frames = checked_frames(ENCRYPTED, command, parts)
+        self._calls.do(self._reaching.publish, several, None if key is None else key.encode(), frames)
+
     def request(
         self,
         conn: ConnectionID | bytes,
@@ -973,6 +1006,11 @@ class RpcNode:
         if command.is_request and len(frames) > rest:
             tag = frames[rest]
             rest += 1
+            if (
+                peer.link is not None and peer.link.state is SendState.HARD_LIMIT
+            ):  # its answer could not be sent: it is not begun
+                self._reaching.unsent_count += 1
+                return
         refused = self._refused(command, peer, tag)
         if refused is not None:
             self._refuse(peer, refused, name, tag)
@@ -1139,10 +1177,28 @@ class RpcNode:
             late_count=asking.late_count,
             malformed_count=self._malformed_count + asking.malformed_count + odd,
             cut_count=reaching.cut_count,
+            conflated_count=reaching.conflated_count,
             unsent_count=reaching.unsent_count,
             duplicates=reaching.duplicate_count + sum(listener.duplicates.count for listener in listeners),
             jobs=self._jobs.statistics(),
         )
+
+    def connections(self) -> list[RpcConnection]:
+        """Return all connections of this moment, and how it is with what is sent to each; any thread."""
+        reaching = self._reaching
+        peers = [peer for listener in list(reaching.listeners.values()) for peer in list(listener.routes.values())]
+        return [row_of(peer) for peer in [*peers, *(each.peer for each in list(reaching.dialled.values()))]]
+
+    def why(self, conn: ConnectionID | bytes) -> str:
+        """Return in a line how it is with what is sent there: state, limits, since when, who is to blame; any thread.
+
+        Raises:
+            ClosedError: there is no such connection.
+        """
+        peer = self._reaching.connected_peer(self._named(conn))
+        if peer is None:
+            raise ClosedError("there is no such connection")
+        return row_of(peer).why
 
     def job_statistics(self) -> JobStatistics:
         """Return figures of jobs, queues and threads of this moment."""

@@ -16,6 +16,9 @@ from flowctl.wire.zmtp.peer import Heartbeat, ZmtpLimits, ZmtpPeer
 
 HANDSHAKE_S: Final = 10.0
 """Time for greeting and handshake."""
+_TURN_S: Final = 0.0005
+"""Time for which the input of one connection may hold the thread: shorter than the turn of a connection of media, since
+others wait for answers."""
 _GATHERED_BYTES: Final = 32 * 1024
 """Octets that the handling of one piece of input may gather before they are sent: more saves no system call."""
 
@@ -36,7 +39,7 @@ class ZmtpSession(Session):
         heartbeat: None: a silent peer is not asked.
     """
 
-    __slots__ = ("_gathered", "_gathered_bytes", "_gone", "_turn_ends", "zmtp")
+    __slots__ = ("_gathered", "_gathered_bytes", "_gone", "_turn_ends", "_turn_ends_at", "zmtp")
     pinned = True
 
     def __init__(
@@ -53,13 +56,14 @@ class ZmtpSession(Session):
             *(mechanism, self._put, message, known),
             limits=limits,
             heartbeat=heartbeat,
-            stops=lambda: self.connection.ended is not None or self.connection.turn_over(),
+            stops=self._turn_over,
             behind=lambda: not self.connection.sender.drained,
         )
         self._gone: Final = gone
         self._gathered: list[bytes] | None = None  # while input is handled, or until the turn of the loop ends
         self._gathered_bytes = 0
         self._turn_ends = False  # that is to be told
+        self._turn_ends_at = 0.0  # of the handling of input
 
     @property
     def protocol(self) -> str:
@@ -79,8 +83,8 @@ class ZmtpSession(Session):
 
     @property
     def drained(self) -> bool:
-        """Whether nothing that was sent waits here."""
-        return not self._gathered and self.connection.sender.drained
+        """Whether nothing that was sent waits for the kernel."""
+        return self.connection.sender.drained
 
     def when_drained(self, callback: Callable[[bool], object]) -> None:
         """Call once nothing waits (True), or the Sender has ended (False); see `Sender.when_drained`."""
@@ -98,6 +102,7 @@ class ZmtpSession(Session):
     def received(self, data: memoryview) -> InputResult:
         connection, zmtp, was_open = self.connection, self.zmtp, self.zmtp.open
         self._gathered = self._gathered or []
+        self._turn_ends_at = connection.now() + _TURN_S
         try:
             taken = zmtp.receive(data, connection.now())
         except RefusedError as error:
@@ -113,7 +118,7 @@ class ZmtpSession(Session):
                 self._look()
         if connection.ended is not None:
             return InputResult(InputVerdict.BLOCK)
-        if taken < len(data) and connection.turn_over():
+        if taken < len(data) and self._turn_over():
             connection.receiver.trigger_input()
             return InputResult(InputVerdict.BLOCK, taken)
         return InputResult(InputVerdict.NEED_MORE, taken) if taken < len(data) else DONE
@@ -129,6 +134,10 @@ class ZmtpSession(Session):
         self._gone(reason, details)
 
     # --- inner steps ---------------------------------------------------------------------------------------------
+
+    def _turn_over(self) -> bool:
+        connection = self.connection
+        return connection.ended is not None or connection.now() >= self._turn_ends_at
 
     def _look(self) -> None:
         due = self.zmtp.look(self.connection.now())

@@ -69,6 +69,12 @@ class DirectEnd:
         return self._sent_bytes - self.other.taken_bytes
 
     @property
+    def state(self) -> SendState:
+        if self.waiting_bytes > MOST_BETWEEN_BYTES:
+            return SendState.HARD_LIMIT
+        return SendState.READY if self.drained else SendState.OVERLOADED
+
+    @property
     def drained(self) -> bool:
         return self.waiting_bytes <= _ROOM_BYTES
 

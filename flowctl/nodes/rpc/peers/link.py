@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from flowctl.connection import Connection
 from flowctl.core.flow.limits import AxisLimits, HardPolicy, Limits
+from flowctl.core.flow.state import SendState
 from flowctl.core.sending.contract import SendResult
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.text.addresses import join_host_port, plain_address
@@ -70,8 +71,12 @@ class Link(Protocol):
     def cut(self) -> None:
         """End it at once, so that the peer comes again."""
 
+    @property
+    def state(self) -> SendState:
+        """How much it can take."""
+
     def why(self) -> str:
-        """Return how it is with what is sent."""
+        """Return in a line how it is with what is sent."""
 
 
 class RpcSession(ZmtpSession):
@@ -93,6 +98,10 @@ class RpcSession(ZmtpSession):
             sock, self, limits=limits, settings=_SETTINGS, deferred=False, clock=group.clock, peer=_peer_of(sock)
         )
         connection.live_on(group)
+
+    @property
+    def state(self) -> SendState:
+        return self.connection.sender.state
 
     @property
     def waiting_bytes(self) -> int:

@@ -195,6 +195,8 @@ class RpcPeer:
     running: dict[object, Cancellable] = field(default_factory=dict)
     waiting_count: int = 0  #: coroutines that wait for it here, those of commands included
     waiting_bytes: int = 0  #: octets of the messages that those were given
+    #: The newest of each key of what it may miss, which waits until it has read what was sent before.
+    latest: dict[bytes, list[bytes]] = field(default_factory=dict)
     unsent: deque[list[bytes]] | None = None  #: what waits until there is a link; None: nothing
     unsent_bytes: int = 0
     number: int = field(default_factory=count(1).__next__)  #: no other peer of the process has it
@@ -248,6 +250,39 @@ class RpcPeer:
     def is_awaited(self) -> bool:
         """Return whether it is to answer a request of ours, or we one of its."""
         return bool(self.calls) or bool(self.running)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpcConnection:
+    """One connection at one moment."""
+
+    conn: ConnectionID  #: what names it
+    address: str  #: of the peer; empty: it is not connected at present
+    state: SendState  #: how much it can take
+    waiting_bytes: int  #: what waits here for the peer, beyond what the system holds for it
+    asked: int  #: requests of ours that it has not answered
+    running: int  #: requests of its that run or wait here
+    latest: int  #: keys whose newest message waits for it, see `RpcNode.publish`
+    why: str  #: how it is with what is sent to it, in a line
+
+
+def row_of(peer: RpcPeer) -> RpcConnection:
+    """Return how it is with a connection; any thread."""
+    link = peer.link
+    return RpcConnection(
+        conn=peer.conn,
+        address="" if link is None else link.address,
+        state=SendState.READY if link is None else link.state,
+        waiting_bytes=peer.unsent_bytes if link is None else link.waiting_bytes,
+        asked=0 if peer.calls is None else len(peer.calls),
+        running=len(peer.running),
+        latest=len(peer.latest),
+        why="not connected, it is dialled again" if link is None else link.why(),
+    )
+
+
+ENCRYPTED: Final = ConnectionID(0, pubkey=bytes(32))
+"""Names no connection, but has the limits of one that is encrypted."""
 
 
 def _set(future: asyncio.Future[None]) -> None:

@@ -34,6 +34,7 @@ from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.nodes.rpc.peers.dialled import DialledConnection
 from flowctl.nodes.rpc.peers.door import BoundSocket, Door, bind_socket
 from flowctl.nodes.rpc.peers.inproc import SHARED_NAMES, Dial, InprocNames
+from flowctl.nodes.rpc.peers.link import Link
 from flowctl.nodes.rpc.peers.listener import DUPLICATE_HINT, LIFE_PROPERTY, RpcListener
 from flowctl.nodes.rpc.peers.peer import ANY_WAY, SERVICE_NODE, ConnectionID, Reach, RpcPeer
 from flowctl.nodes.rpc.wire import frames as wire
@@ -54,6 +55,8 @@ SELF_ADDRESS: Final = Address(AddressTransport.INPROC, socket="flowctl-this-node
 """Address at which a node listens for itself, among names of its own: no other node can connect to it."""
 LOOK_BYTES: Final = 1 << 20
 """Bytes sent to peers that do not read at once, between two looks at what waits for all of them."""
+MOST_LATEST: Final = 1024
+"""Keys of messages that some may miss whose newest waits for one peer."""
 MOST_WAITING_BYTES: Final = 256 << 20
 """Bytes that may wait for all peers of a node together; the peer for which most waits is cut first."""
 NO_CONNECTION: Final = wire.DISCONNECTED
@@ -170,6 +173,7 @@ class Reaching:
         self._listens_to_itself = False
         self.closed = False  #: no listener and no connection is opened any more
         self.unsent_count = 0  #: messages dropped since too much waited for their peer already
+        self.conflated_count = 0  #: messages in whose place a newer one is sent
         self.cut_count = 0  #: peers that were cut since most of what waited in the node waited for them
         self.duplicate_count = 0  #: times that another node with our keys took a connection of ours
 
@@ -268,13 +272,13 @@ class Reaching:
         """Return the peer, over a new connection if need be; None: there is no such connection."""
         if conn.id == SERVICE_NODE:
             return self.outgoing.find(conn.pubkey, conn.reach, self._clock())
-        peer = self._connected_peer(conn)
+        peer = self.connected_peer(conn)
         if peer is None and (conn.service_node or (conn.route and conn.pubkey in self.service_nodes)):
             # Strong: by whatever connection there is, or a new one.
             peer = self.outgoing.find(conn.pubkey, ANY_WAY, self._clock())
         return peer
 
-    def _connected_peer(self, conn: ConnectionID) -> RpcPeer | None:
+    def connected_peer(self, conn: ConnectionID) -> RpcPeer | None:
         """Return the peer that is meant, if it is connected; no connection is opened, and none stands for another."""
         if conn.id == SERVICE_NODE:
             peer = None if conn.reach.incoming else self.outgoing.get(conn.pubkey)
@@ -290,7 +294,7 @@ class Reaching:
 
     def is_open(self, conn: ConnectionID) -> bool:
         """Return whether what is sent there now goes out, and does not wait for a listener that is gone. Any thread."""
-        peer = self._connected_peer(conn)
+        peer = self.connected_peer(conn)
         if peer is None:
             return conn.service_node  # it may be dialled
         dialled = self.dialled.get(peer.conn.id)
@@ -318,6 +322,33 @@ class Reaching:
             return None
         self.unsent_count += 1
         return wire.QUEUE_FULL
+
+    def publish(self, conns: Sequence[ConnectionID], key: bytes | None, frames: list[bytes]) -> None:
+        """Send a message that some may miss; see `RpcNode.publish`."""
+        for conn in conns:
+            peer = self.connected_peer(conn)
+            link = None if peer is None else peer.link
+            if peer is None or link is None:
+                self.unsent_count += 1
+            elif link.drained and not peer.latest:
+                self.try_to_send(peer, frames)
+            elif key is None or (key not in peer.latest and len(peer.latest) >= MOST_LATEST):
+                self.unsent_count += 1
+            else:
+                if not peer.latest:
+                    self._send_latest_later(peer, link)
+                self.conflated_count += peer.latest.pop(key, None) is not None
+                peer.latest[key] = frames
+
+    def _send_latest_later(self, peer: RpcPeer, link: Link) -> None:
+        link.when_drained(lambda taken: self._calls.group.call_soon(self._send_latest, peer) if taken else None)
+
+    def _send_latest(self, peer: RpcPeer) -> None:
+        while peer.latest and peer.link is not None and not peer.closed:
+            if not peer.is_reading:
+                self._send_latest_later(peer, peer.link)
+                return
+            self.try_to_send(peer, peer.latest.pop(next(iter(peer.latest))))
 
     # --- what waits for all peers together -----------------------------------------------------------------------
 
@@ -406,7 +437,7 @@ class Reaching:
             self._give_up(peer, wire.DISCONNECTED)
 
     def disconnect(self, conn: ConnectionID, linger_s: float) -> None:
-        peer = self._connected_peer(conn)
+        peer = self.connected_peer(conn)
         dialled = None if peer is None else self.dialled.get(peer.conn.id)
         if dialled is not None:
             self.hang_up(dialled, "disconnected", code=wire.DISCONNECTED, linger_s=linger_s)
@@ -435,6 +466,7 @@ class Reaching:
 
     def _give_up(self, peer: RpcPeer, code: bytes, why: str = "") -> None:
         """Cancel what runs for a peer; requests to it fail."""
+        peer.latest.clear()
         if peer.identity.pubkey not in self.service_nodes:  # whose reply finds another connection
             for running in list(peer.running.values()):
                 running.cancel()

@@ -1,0 +1,131 @@
+"""Peers that do not read: what waits for one, what for all together, and what the others notice of it."""
+
+from __future__ import annotations
+
+import pytest
+import zmq
+from connection_kit import wait_until
+from zmq_kit import ask
+
+from flowctl.core.flow.limits import AxisLimits, HardPolicy, Limits
+from flowctl.core.flow.state import SendState
+from flowctl.errors import ClosedError, RpcError
+from flowctl.nodes.rpc.message import RpcMessage
+from flowctl.nodes.rpc.peers import reaching
+
+WAIT_S = 20.0
+MIB = 1 << 20
+SMALL = Limits(size=AxisLimits(soft=MIB, hard=4 * MIB), hard_policy=HardPolicy.HOLD)
+DEAF = {"rcvhwm": 1, "rcvbuf": 4096, "sndhwm": 0}
+
+
+@pytest.fixture
+def listening(node, raw):
+    """Return a function that starts a node that echoes, and one that dials it by hand."""
+
+    def start(**settings):
+        server = node(**settings)
+
+        async def echo(message: RpcMessage) -> list[bytes]:
+            return message.data
+
+        server.add_category("a")
+        server.add_request_command("a", "echo", echo)
+        address = server.listen_plain("tcp://127.0.0.1:*")
+        server.start()
+        return server, lambda **options: raw(address, **options)
+
+    return start
+
+
+def row_of(server, route: bytes):
+    return next((row for row in server.connections() if row.conn.route == route), None)
+
+
+def pile_up(peer: zmq.Socket[bytes], count: int) -> None:
+    """Ask for so many answers of a mebibyte, none of which is read."""
+    for number in range(count):
+        peer.send_multipart([b"a.echo", b"%d" % number, bytes(MIB)])
+
+
+def test_peer_when_it_does_not_read_among_a_hundred_that_do_is_named_and_they_do_not_notice(listening):
+    server, dial = listening(limits=SMALL)
+    deaf = dial(route=b"deaf", **DEAF)
+    others = [dial(route=b"%03d" % number) for number in range(100)]
+    pile_up(deaf, 100)
+    wait_until(lambda: row_of(server, b"deaf") and row_of(server, b"deaf").state is SendState.HARD_LIMIT, "it is held")
+    for round_number in range(3):
+        for other in others:
+            assert ask(other, b"a.echo", b"t", b"%d" % round_number) == [b"REPLY", b"t", b"%d" % round_number]
+    row = row_of(server, b"deaf")
+    assert 2 * MIB < row.waiting_bytes < 6 * MIB
+    assert "HARD_LIMIT" in row.why
+    assert server.why(row.conn).partition(" ")[0] == row.why.partition(" ")[0]
+    states = {item.state for item in server.connections() if item.conn.route != b"deaf"}
+    assert states == {SendState.READY}
+    wait_until(lambda: server.statistics().unsent_count > 0, "what it asks for further is not begun")
+    called = server.statistics().called_count["a.echo"]
+    assert called < 300 + 100
+    deaf.close(0)
+    wait_until(lambda: row_of(server, b"deaf") is None, "it is gone")
+    with pytest.raises(ClosedError):
+        server.why(row.conn)
+
+
+def test_peers_when_more_waits_for_all_than_a_node_may_hold_the_one_that_hoards_most_is_cut(listening, caplog):
+    """What was asked of it ends with the reason, and what another one hoards stays."""
+    server, dial = listening(most_waiting_bytes=10 * MIB)
+    less, more = dial(route=b"less", **DEAF), dial(route=b"more", **DEAF)
+    for peer in (less, more):
+        assert ask(peer, b"HI") == [b"HELLO"]
+    asked = server.request_future(row_of(server, b"more").conn, "x.y", timeout_s=3600)
+    pile_up(less, 6)
+    wait_until(lambda: row_of(server, b"less").waiting_bytes > MIB, "something waits")
+    pile_up(more, 30)
+    with pytest.raises(RpcError, match=r"DISCONNECTED: \d+ of the \d+ bytes that wait for peers waited for this one"):
+        asked.get(WAIT_S)
+    assert server.statistics().cut_count == 1
+    assert row_of(server, b"more") is None
+    assert row_of(server, b"less").waiting_bytes > MIB
+    (line,) = [item.getMessage() for item in caplog.records if "is cut" in item.getMessage()]
+    assert "127.0.0.1:" in line
+    assert ask(dial(), b"a.echo", b"t", b"x") == [b"REPLY", b"t", b"x"]
+
+
+def test_notifications_when_a_peer_does_not_read_are_the_newest_of_each_key_for_it_and_all_for_others(listening):
+    server, dial = listening(limits=SMALL)
+    deaf, other = dial(route=b"deaf", **DEAF), dial(route=b"other")
+    for peer in (deaf, other):
+        assert ask(peer, b"HI") == [b"HELLO"]
+    conns = [row.conn for row in server.connections()]
+    pile_up(deaf, 8)
+    wait_until(lambda: row_of(server, b"deaf").state is SendState.HARD_LIMIT, "it is held")
+    for number in range(50):
+        server.publish(conns, "their.value", b"%d" % number, key="a" if number % 2 else "b")
+        server.publish(conns, "their.event", b"%d" % number)
+    assert [other.recv_multipart()[1] for _ in range(100)] == [b"%d" % (number // 2) for number in range(100)]
+    row = row_of(server, b"deaf")
+    assert (row.latest, server.statistics().conflated_count) == (2, 48)
+    told = []
+    while len(told) < 2:
+        frames = deaf.recv_multipart()
+        if frames[0] != b"REPLY":
+            told.append(frames)
+    assert sorted(told) == [[b"their.value", b"48"], [b"their.value", b"49"]]
+    wait_until(lambda: row_of(server, b"deaf").state is SendState.READY, "it reads again")
+    server.publish(conns, "their.event", b"last")
+    assert deaf.recv_multipart() == other.recv_multipart() == [b"their.event", b"last"]
+
+
+def test_notifications_when_of_more_keys_than_are_kept_leave_the_rest_out(listening, monkeypatch):
+    monkeypatch.setattr(reaching, "MOST_LATEST", 3)
+    server, dial = listening(limits=SMALL)
+    deaf = dial(route=b"deaf", **DEAF)
+    assert ask(deaf, b"HI") == [b"HELLO"]
+    pile_up(deaf, 8)
+    wait_until(lambda: row_of(server, b"deaf").state is SendState.HARD_LIMIT, "it is held")
+    before = server.statistics().unsent_count
+    for number in range(10):
+        server.publish(row_of(server, b"deaf").conn, "their.value", b"%d" % number, key=str(number))
+    wait_until(lambda: server.statistics().unsent_count - before >= 7, "the rest is counted")
+    assert row_of(server, b"deaf").latest == 3
