@@ -85,6 +85,24 @@ def limit_received(sock: socket.socket) -> None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOWED_RECEIVE_BYTES)
 
 
+_PROBES: Final = 3
+"""Probes without an answer after which a silent peer is dead; they fill the second half of the time it is given."""
+
+
+def notice_dead_peer(sock: socket.socket, after_s: float) -> None:
+    """Have the kernel end a TCP connection whose other end has acknowledged nothing for `after_s` seconds."""
+    half_s = max(1, int(after_s / 2))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", half_s),
+        ("TCP_KEEPINTVL", max(1, half_s // _PROBES)),
+        ("TCP_KEEPCNT", _PROBES),
+        ("TCP_USER_TIMEOUT", int(after_s * 1000)),  # where something was sent, the system does not probe
+    ):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 def acknowledge(sock: socket.socket) -> None:
     """Have the kernel acknowledge at once what has come (TCP_QUICKACK). Harmless for what is no TCP socket."""
     if hasattr(socket, "TCP_QUICKACK") and sock.family in {socket.AF_INET, socket.AF_INET6}:

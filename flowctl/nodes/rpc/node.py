@@ -39,7 +39,6 @@ from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher, JobStatistics, TimerID
 from flowctl.nodes.rpc.jobs.slots import DEFAULT_MAX_QUEUE
 from flowctl.nodes.rpc.message import SERVED_MESSAGE, Part, RpcMessage, parts_of
 from flowctl.nodes.rpc.nodecalls import NodeCalls
-from flowctl.nodes.rpc.peers.link import PEER_LIMITS
 from flowctl.nodes.rpc.peers.peer import (
     ANY_WAY,
     CONNECT_KEEP_ALIVE_S,
@@ -55,6 +54,7 @@ from flowctl.nodes.rpc.peers.reaching import (
     CONNECT_TIMEOUT_S,
     LINGER_S,
     MOST_WAITING_BYTES,
+    PEER_LIMITS,
     SELF_ADDRESS,
     Failed,
     Reaching,

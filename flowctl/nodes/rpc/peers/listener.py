@@ -15,15 +15,10 @@ from collections.abc import Callable
 from typing import Final
 
 from flowctl.nodes.rpc.access.access import PeerIdentity, is_claimed
-from flowctl.nodes.rpc.peers.link import Link
 from flowctl.nodes.rpc.peers.peer import ConnectionID, RpcPeer
 from flowctl.nodes.rpc.wire.frames import BYE, TAKEN_OVER
 from flowctl.wire.zmtp.identity import DuplicateLog, IdentityHolder
-
-MOST_PEERS: Final = 100_000
-"""Peers of one listener; further connections are closed."""
-MOST_ROUTE_BYTES: Final = 255
-"""Longest routing id (RFC 28)."""
+from flowctl.wire.zmtp.link import Link
 
 LIFE_PROPERTY: Final = "X-Flowctl-Life"
 """Property of the handshake of a node that dials under a routing id: says which node of that key it is."""

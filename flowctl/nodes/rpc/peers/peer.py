@@ -20,7 +20,7 @@ from flowctl.wire.zmtp.identity import IdentityHolder
 from flowctl.wire.zmtp.mechanism import SEALED_BYTES
 
 if TYPE_CHECKING:
-    from flowctl.nodes.rpc.peers.link import Link
+    from flowctl.wire.zmtp.link import Link
 
 MOST_UNSENT_BYTES: Final = 16 << 20
 """Bytes that may wait for a peer that is not connected."""

@@ -22,7 +22,7 @@ from math import inf
 from secrets import token_hex
 from typing import Final, TypeAlias
 
-from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.limits import AxisLimits, HardPolicy, Limits
 from flowctl.core.flow.state import SendState
 from flowctl.core.sending.contract import SendOutcome
 from flowctl.core.text.fieldtypes import check_type
@@ -32,16 +32,27 @@ from flowctl.nodes.rpc.access.access import AuthLevel, PeerIdentity, ServiceNode
 from flowctl.nodes.rpc.access.admission import Allow, RpcAdmission
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.nodes.rpc.peers.dialled import DialledConnection
-from flowctl.nodes.rpc.peers.door import BoundSocket, Door, bind_socket
-from flowctl.nodes.rpc.peers.inproc import SHARED_NAMES, Dial, InprocNames
-from flowctl.nodes.rpc.peers.link import Link
+from flowctl.nodes.rpc.peers.door import Door
 from flowctl.nodes.rpc.peers.listener import DUPLICATE_HINT, LIFE_PROPERTY, RpcListener
-from flowctl.nodes.rpc.peers.peer import ANY_WAY, SERVICE_NODE, ConnectionID, Reach, RpcPeer
+from flowctl.nodes.rpc.peers.peer import (
+    ANY_WAY,
+    MAX_MESSAGE_BYTES,
+    MAX_PART_BYTES,
+    MOST_FRAMES,
+    SERVICE_NODE,
+    ConnectionID,
+    Reach,
+    RpcPeer,
+)
 from flowctl.nodes.rpc.wire import frames as wire
 from flowctl.nodes.rpc.wire.addresses import Address, AddressTransport
 from flowctl.wire.zeromq.curve import KeyPair
 from flowctl.wire.zmtp.frames import IDENTITY, SOCKET_TYPE
-from flowctl.wire.zmtp.mechanism import CurveClient, Mechanism, Null
+from flowctl.wire.zmtp.inproc import SHARED_NAMES, Dial, InprocNames
+from flowctl.wire.zmtp.link import Link, LinkOptions
+from flowctl.wire.zmtp.listen import ROUTER, BoundSocket, bind_socket
+from flowctl.wire.zmtp.mechanism import CurveClient, Mechanism, Null, Properties
+from flowctl.wire.zmtp.peer import ZmtpLimits
 
 _log: Final = logging.getLogger("flowctl.rpc")
 
@@ -53,6 +64,16 @@ SN_CHECK_S: Final = 0.25
 LINGER_S: Final = 5.0
 SELF_ADDRESS: Final = Address(AddressTransport.INPROC, socket="flowctl-this-node")
 """Address at which a node listens for itself, among names of its own: no other node can connect to it."""
+DEAD_AFTER_S: Final = 30.0
+"""Time without a word after which a peer counts as dead: as long as OxenMQ's heartbeats wait."""
+PEER_LIMITS: Final = Limits(
+    size=AxisLimits(soft=4 << 20, hard=16 << 20, name="size"),
+    age_ms=AxisLimits(soft=10_000, hard=30_000, name="age_ms"),
+    hard_policy=HardPolicy.HOLD,
+)
+"""What may wait for one peer, beyond what the system holds for it, before more is refused: longer than a request waits
+for its answer nothing is of use."""
+_MESSAGES: Final = ZmtpLimits(part_bytes=MAX_PART_BYTES, message_bytes=MAX_MESSAGE_BYTES, parts=MOST_FRAMES)
 LOOK_BYTES: Final = 1 << 20
 """Bytes sent to peers that do not read at once, between two looks at what waits for all of them."""
 MOST_LATEST: Final = 1024
@@ -151,7 +172,7 @@ class Reaching:
         self._clock: Final = clock
         self._sn_lookup: Final = sn_lookup
         self._received: Final = received
-        self._limits: Final = limits
+        self._options: Final = LinkOptions(limits=limits, messages=_MESSAGES, dead_after_s=DEAD_AFTER_S)
         self._most_waiting_bytes: Final = most_waiting_bytes
         self._life: Final = token_hex(8).encode()
         self._ids: Final = count(1)
@@ -198,7 +219,7 @@ class Reaching:
             await asyncio.sleep(_LOOK_S)
 
     def _is_leaving(self) -> bool:
-        return bool(self._leaving) or any(door.sessions for door in self._doors.values())
+        return bool(self._leaving) or any(door.listener.links for door in self._doors.values())
 
     def close(self) -> None:
         """Close what was bound and never used; nothing is opened any more. Any thread."""
@@ -485,7 +506,7 @@ class Reaching:
         peers = self._listener(number)
         keys = self._keys if curve else None
         told = self._received, self._lost
-        self._doors[number] = Door(self._calls.group, bound, peers, self.admission, keys, self._limits, *told)
+        self._doors[number] = Door(self._calls.group, bound, peers, self.admission, keys, self._options, *told)
 
     def _listener(self, number: int) -> RpcListener:
         listener = self.listeners.get(number)
@@ -519,7 +540,7 @@ class Reaching:
         level = self.admission.decide_inproc(number)
         if level is None or self._calls.stopping:
             return  # it hears nothing, as one that ZeroMQ refuses
-        end = dial.accept(self._calls)
+        end = dial.accept(self._calls.group, ROUTER)
         peer = self._listener(number).enter(end, b"", PeerIdentity(auth=level))
         if peer is not None:
             end.message, end.gone = partial(self._received, peer), partial(self._lost, peer)
@@ -548,14 +569,14 @@ class Reaching:
         if not (ephemeral or address in taken):
             own |= {IDENTITY: key_route(self._keys.public), LIFE_PROPERTY.encode(): self._life}
 
-        def mechanism() -> Mechanism:
-            return (
-                CurveClient(own, self._keys.public, self._keys.secret, address.pubkey) if address.pubkey else Null(own)
-            )
+        def mechanism(own: Properties) -> Mechanism:
+            keys = self._keys
+            return CurveClient(own, keys.public, keys.secret, address.pubkey) if address.pubkey else Null(own)
 
         self.dialled[conn.id] = DialledConnection(
-            *(self._calls, conn, address, PeerIdentity(address.pubkey, auth)),
-            limits=self._limits,
+            *(self._calls.group, conn, address, PeerIdentity(address.pubkey, auth)),
+            own=own,
+            options=self._options,
             mechanism=mechanism,
             names=self._own_names if address is SELF_ADDRESS else SHARED_NAMES,
             ready=ready,

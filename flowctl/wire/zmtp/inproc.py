@@ -1,4 +1,4 @@
-"""Connections within the process: each end hands its messages to the other one's thread."""
+"""Connections within the process: each end hands its messages to the other one's thread, and nothing is encrypted."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from flowctl.core.flow.state import SendState
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.sending.contract import SendResult
 from flowctl.errors import ClosedError, LocalProtocolError
-from flowctl.nodes.rpc.nodecalls import NodeCalls
+from flowctl.pollgroup import PollGroup
 from flowctl.sender import ACCEPTED, CLOSED, DROPPED
+from flowctl.wire.zmtp.mechanism import Properties
 
 MOST_BETWEEN_BYTES: Final = 16 << 20
 """Bytes that may be on their way from one end to the other."""
@@ -25,42 +26,31 @@ _PER_TURN: Final = 256
 
 
 class DirectEnd:
-    """One end; its methods on its own node's thread. Figures that the other end reads too are written by one thread.
+    """One end; its methods on its own group's thread. Figures that the other end reads too are written by one thread.
 
     Args:
-        calls: of the node that it belongs to.
+        group: on whose thread it is.
+        said: what the other end says of itself, by names in small letters.
     """
 
     __slots__ = (
-        "_calls",
-        "_inbox",
-        "_over",
-        "_sent_bytes",
-        "_woken",
-        "gone",
-        "message",
-        "other",
-        "taken_bytes",
-        "waiters",
+        *("_group", "_held", "_inbox", "_over", "_sent_bytes", "_woken"),
+        *("gone", "message", "other", "said", "taken_bytes", "waiters"),
     )
     address: Final = "this process"
+    key: Final = b""
     odd_count: Final = 0
     other: DirectEnd
     message: Callable[[list[bytes]], object]  #: called with each message
     gone: Callable[[], object]  #: called when the other end has ended it
 
-    def __init__(self, calls: NodeCalls) -> None:
-        self._calls: Final = calls
+    def __init__(self, group: PollGroup, said: Properties) -> None:
+        self._group: Final = group
+        self.said: Final = {name.lower(): value for name, value in said.items()}
         self._inbox: Final[deque[list[bytes] | None]] = deque()
-        self._woken = self._over = False
+        self._woken = self._over = self._held = False
         self._sent_bytes = self.taken_bytes = 0
         self.waiters: list[Callable[[bool], object]] = []
-
-    @classmethod
-    def pair(cls, one: NodeCalls, other: NodeCalls) -> tuple[DirectEnd, DirectEnd]:
-        ends = cls(one), cls(other)
-        ends[0].other, ends[1].other = ends[1], ends[0]
-        return ends
 
     # --- Link ----------------------------------------------------------------------------------------------------
 
@@ -91,6 +81,10 @@ class DirectEnd:
     def when_drained(self, callback: Callable[[bool], object]) -> None:
         self.waiters.append(callback)
         self.tell_waiters()
+
+    def hold(self, why: str) -> None:
+        del why
+        self._held = True
 
     def end(self, why: str, linger_s: float = 0.0) -> None:
         del why, linger_s
@@ -123,14 +117,20 @@ class DirectEnd:
                 break
             if frames is None:
                 self._end_by_other()
-            elif not self._over:
-                self._calls.make(self.message, frames)
-                self.taken_bytes += _size_of(frames)
+            elif not (self._over or self._held):
+                self._hand_on(frames)
         else:
             self._woken = True
             self.soon(self._take)
         if self.other.waiters:
             self.other.soon(self.other.tell_waiters)
+
+    def _hand_on(self, frames: list[bytes]) -> None:
+        try:
+            self.message(frames)
+        except BaseException as error:  # noqa: BLE001  (one message's fault must not cost the next ones)
+            self._group.report("a message within the process", error)
+        self.taken_bytes += _size_of(frames)
 
     def _end_by_other(self) -> None:
         if not self._over:
@@ -146,11 +146,11 @@ class DirectEnd:
 
     def soon(self, what: Callable[[], object]) -> None:
         with suppress(ClosedError, LocalProtocolError):  # its loop has ended, and it with that
-            self._calls.group.call_soon(what)
+            self._group.call_soon(what)
 
 
 class InprocNames:
-    """The names at which nodes of a process listen, and who waits for one that nobody listens at yet. Any thread."""
+    """The names at which is listened within a process, and who waits for one that nobody listens at yet. Any thread."""
 
     def __init__(self) -> None:
         self._lock: Final = OwnedLock()  # a leaf
@@ -161,7 +161,7 @@ class InprocNames:
         """Have `accept` called for each that dials `name`, on any thread.
 
         Raises:
-            OSError: another node listens there.
+            OSError: another one listens there.
         """
         with self._lock:
             if name in self._accepts:
@@ -193,23 +193,29 @@ class InprocNames:
 
 
 class Dial:
-    """One that dials: `up` is called with its end, on its node's thread."""
+    """One that dials: `up` is called with its end, on its group's thread.
 
-    __slots__ = ("calls", "up")
+    Args:
+        said: what it says of itself.
+    """
 
-    def __init__(self, calls: NodeCalls, up: Callable[[DirectEnd], object]) -> None:
-        self.calls: Final = calls
+    __slots__ = ("group", "said", "up")
+
+    def __init__(self, group: PollGroup, said: Properties, up: Callable[[DirectEnd], object]) -> None:
+        self.group: Final = group
+        self.said: Final = said
         self.up: Final = up
 
-    def accept(self, calls: NodeCalls) -> DirectEnd:
-        """Return the end of who accepts."""
-        near, far = DirectEnd.pair(self.calls, calls)
+    def accept(self, group: PollGroup, said: Properties) -> DirectEnd:
+        """Return the end of who accepts, on whose thread this is, and says that of itself."""
+        near, far = DirectEnd(self.group, said), DirectEnd(group, self.said)
+        near.other, far.other = far, near
         near.soon(lambda: self.up(near))
         return far
 
 
 SHARED_NAMES: Final = InprocNames()
-"""Those of all nodes of the process."""
+"""Those of the process."""
 
 
 def _size_of(frames: Sequence[bytes]) -> int:

@@ -9,39 +9,45 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from flowctl.connection import Connection
-from flowctl.core.flow.limits import AxisLimits, HardPolicy, Limits
+from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.state import SendState
+from flowctl.core.loop.sockets import notice_dead_peer
 from flowctl.core.sending.contract import SendResult
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.text.addresses import join_host_port, plain_address
-from flowctl.nodes.rpc.peers.peer import MAX_MESSAGE_BYTES, MAX_PART_BYTES, MOST_FRAMES
 from flowctl.pollgroup import PollGroup
 from flowctl.reasons import CloseReason
-from flowctl.wire.zmtp.mechanism import Mechanism
+from flowctl.wire.zmtp.mechanism import Mechanism, Properties
 from flowctl.wire.zmtp.peer import Heartbeat, ZmtpLimits
 from flowctl.wire.zmtp.session import ZmtpSession
 
-DEAD_AFTER_S: Final = 30.0
-"""Time without a word after which a peer counts as dead: as long as OxenMQ's heartbeats wait."""
-HEARTBEAT: Final = Heartbeat(each_s=DEAD_AFTER_S / 2, dead_s=DEAD_AFTER_S)
-PEER_LIMITS: Final = Limits(
-    size=AxisLimits(soft=4 << 20, hard=16 << 20, name="size"),
-    age_ms=AxisLimits(soft=10_000, hard=30_000, name="age_ms"),
-    hard_policy=HardPolicy.HOLD,
-)
-"""What may wait for one peer, beyond what the system holds for it, before more is refused: longer than a request waits
-for its answer nothing is of use."""
-_SETTINGS: Final = SenderSettings(stuck_s=DEAD_AFTER_S, soft_too_long_s=0.0)
-_MESSAGES: Final = ZmtpLimits(part_bytes=MAX_PART_BYTES, message_bytes=MAX_MESSAGE_BYTES, parts=MOST_FRAMES)
 _CREDENTIALS: Final = struct.Struct("iII")
 """Process, user and group of a peer, as Linux tells them (``struct ucred``)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkOptions:
+    """How connections of ZMTP are made.
+
+    Args:
+        limits: of what may wait for one peer, beyond what the system holds for it.
+        messages: of what comes.
+        dead_after_s: time without a word after which a peer counts as dead, in seconds; it is asked after half of it.
+        line_dead_after_s: time after which the system takes a line for dead whose other end acknowledges nothing.
+    """
+
+    limits: Limits
+    messages: ZmtpLimits
+    dead_after_s: float = 30.0
+    line_dead_after_s: float = 30.0
+
+
 class Link(Protocol):
-    """The way to a peer; the node's thread."""
+    """The way to a peer; the thread of its group."""
 
     @property
     def drained(self) -> bool:
@@ -52,8 +58,20 @@ class Link(Protocol):
         """Bytes that wait here for the peer."""
 
     @property
+    def state(self) -> SendState:
+        """How much it can take."""
+
+    @property
     def address(self) -> str:
         """Of the peer, for logs."""
+
+    @property
+    def key(self) -> bytes:
+        """The key that the peer has proven, 32 octets; empty: none."""
+
+    @property
+    def said(self) -> Properties:
+        """What the peer says of itself, by names in small letters."""
 
     @property
     def odd_count(self) -> int:
@@ -65,47 +83,60 @@ class Link(Protocol):
     def when_drained(self, callback: Callable[[bool], object]) -> None:
         """Call once nothing waits (True), or the way has ended (False); on any thread."""
 
+    def hold(self, why: str) -> None:
+        """Take no more of the peer's messages; it stays connected."""
+
     def end(self, why: str, linger_s: float = 0.0) -> None:
         """End it, once what was sent is on its way or after that time."""
 
     def cut(self) -> None:
         """End it at once, so that the peer comes again."""
 
-    @property
-    def state(self) -> SendState:
-        """How much it can take."""
-
     def why(self) -> str:
         """Return in a line how it is with what is sent."""
 
 
-class RpcSession(ZmtpSession):
-    """A connection of ZMTP to or from a peer."""
+class ZmtpLink(ZmtpSession):
+    """A connection of ZMTP to or from a peer, with what its mechanism knows of it."""
 
-    __slots__ = ()
+    __slots__ = ("_options",)
 
     def __init__(
         self,
+        options: LinkOptions,
         mechanism: Mechanism,
         message: Callable[[list[bytes]], object],
         known: Callable[[], object],
         gone: Callable[[CloseReason, str], object],
     ) -> None:
-        super().__init__(mechanism, message, known, gone, limits=_MESSAGES, heartbeat=HEARTBEAT)
+        heartbeat = Heartbeat(each_s=options.dead_after_s / 2, dead_s=options.dead_after_s)
+        super().__init__(mechanism, message, known, gone, limits=options.messages, heartbeat=heartbeat)
+        self._options: Final = options
 
-    def live_on(self, group: PollGroup, sock: socket.socket, limits: Limits) -> None:
+    def live_on(self, group: PollGroup, sock: socket.socket) -> None:
+        options = self._options
+        if sock.family != socket.AF_UNIX:
+            notice_dead_peer(sock, options.line_dead_after_s)
+        settings = SenderSettings(stuck_s=options.dead_after_s, soft_too_long_s=0.0)
         connection = Connection(
-            sock, self, limits=limits, settings=_SETTINGS, deferred=False, clock=group.clock, peer=_peer_of(sock)
+            *(sock, self),
+            limits=options.limits,
+            settings=settings,
+            deferred=False,
+            clock=group.clock,
+            peer=_peer_of(sock),
         )
         connection.live_on(group)
 
-    @property
-    def state(self) -> SendState:
-        return self.connection.sender.state
+    # --- Link ----------------------------------------------------------------------------------------------------
 
     @property
     def waiting_bytes(self) -> int:
         return self.connection.sender.load().size_bytes
+
+    @property
+    def state(self) -> SendState:
+        return self.connection.sender.state
 
     @property
     def address(self) -> str:
@@ -113,12 +144,23 @@ class RpcSession(ZmtpSession):
         return join_host_port(host, port) if port else host
 
     @property
+    def key(self) -> bytes:
+        return self.zmtp.mechanism.key
+
+    @property
+    def said(self) -> Properties:
+        return self.zmtp.mechanism.said
+
+    @property
     def odd_count(self) -> int:
         return self.zmtp.too_long_count
 
+    def hold(self, why: str) -> None:
+        self.connection.receiver.pause(self, why)
+
     def end(self, why: str, linger_s: float = 0.0) -> None:
         group = self.connection.group
-        if linger_s and group is not None:
+        if linger_s > 0 and group is not None:
             self.close_after_flush(why)
             group.call_later(linger_s, self.close, why)
         else:
