@@ -122,7 +122,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.websocket import TopicStatistics as TopicStatistics
     from flowctl.websocket import WebSocketRequest as WebSocketRequest
     from flowctl.websocket import WebSocketSession as WebSocketSession
-    from flowctl.wire.zeromq.curve import KeyPair as KeyPair
+    from flowctl.wire.zmtp.keys import KeyPair as KeyPair
 
 _HOMES: Final = {
     "flowctl.connection": "Connection Session",
@@ -168,7 +168,7 @@ _HOMES: Final = {
     "flowctl.sender": "FlushResult Sender",
     "flowctl.streamset": "SetPlace StreamSet",
     "flowctl.websocket": "HttpAnswer Topic TopicStatistics WebSocketRequest WebSocketSession",
-    "flowctl.wire.zeromq.curve": "KeyPair",
+    "flowctl.wire.zmtp.keys": "KeyPair",
 }
 """Module of every public name."""
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -14,7 +14,7 @@ from flowctl.core.text.printable import foreign
 from flowctl.errors import ConfigError, FlowctlError, RpcError
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.wire.addresses import Address, AddressTransport
-from flowctl.wire.zeromq.curve import KeyPair
+from flowctl.wire.zmtp.keys import KeyPair
 
 CONNECT_S: Final = 5.0
 """Longest wait for a connection: a server that is there answers in milliseconds."""

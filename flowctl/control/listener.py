@@ -44,8 +44,8 @@ from flowctl.live.server import LiveServer
 from flowctl.nodes.rpc.access.access import AuthLevel
 from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
-from flowctl.wire.zeromq.curve import KeyPair
-from flowctl.wire.zeromq.keytext import parse_key
+from flowctl.wire.zmtp.keys import KeyPair
+from flowctl.wire.zmtp.keytext import parse_key
 
 _log: Final = structlog.get_logger("flowctl.control")
 MOST_CLIENTS_BYTES: Final = 256 * 1024

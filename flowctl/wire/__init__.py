@@ -1,1 +1,1 @@
-"""What goes over the wire, and the clients that speak it: RTMP, media, ZeroMQ."""
+"""What goes over the wire, and the clients that speak it: RTMP, media, ZMTP."""

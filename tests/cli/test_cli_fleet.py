@@ -11,7 +11,7 @@ from cli_kit import PATIENCE_S, Served, run, start
 from e2e_kit import wait_until
 
 from flowctl.control.client import OperationError, call_operation
-from flowctl.wire.zeromq.curve import KeyPair
+from flowctl.wire.zmtp.keys import KeyPair
 
 ONE, TWO, THREE = "203.0.113.1/32", "203.0.113.0/24", "2001:db8::/64"
 

@@ -20,7 +20,7 @@ from flowctl.control.operations import BY_NAME
 from flowctl.errors import ConfigError
 from flowctl.nodes.rpc.access.access import AuthLevel
 from flowctl.nodes.rpc.node import RpcNode
-from flowctl.wire.zeromq.curve import KeyPair
+from flowctl.wire.zmtp.keys import KeyPair
 
 WAIT_S = 20.0
 SHORT_S = 0.3

@@ -47,21 +47,24 @@ LAYERS = {
     "log": layer("log", "words text rtmp"),
     "loop": layer("core.loop deferred pollgroup pollgroups", "words flow"),
     "access": layer("live.access", "words text rtmp loop"),
-    "zeromq": layer("wire.zeromq", "words text loop"),
     "scheduler": layer("nodes.scheduler", "words outcomes loop"),
     "zmtp": layer("wire.zmtp", "words", pure=True),
-    "rpc": layer("nodes.rpc", "words outcomes loop zeromq scheduler"),
-    "messenger": layer("nodes.messenger", "words sqlite flow outcomes loop zeromq"),
     "sending": layer("sender core.sending", "words flow outgoing loop"),
     "receiver": layer("receiver", "words loop"),
     "fanout": layer("core.fanout", "words flow outgoing loop sending"),
     "streams": layer("wire.streams", "words flow rtmp outgoing loop sending fanout"),
     "streamset": layer("streamset", "words flow outgoing loop sending fanout"),
     "connection": layer("connection core.connecting", "words flow outgoing loop sending receiver fanout"),
-    "zmtplink": layer("wire.zmtp.session", "words flow loop sending receiver connection zmtp"),
+    "keys": layer("wire.zmtp.keys", "words text zmtp"),
     "diffusion": layer("nodes.diffusion", "words folders flow outcomes loop sending receiver connection"),
     "websocket": layer("websocket", "words frames flow outgoing loop sending receiver fanout connection"),
     "server": layer("core.server", "words text outcomes flow loop sending receiver connection"),
+    "zmtplink": layer(
+        "wire.zmtp.session wire.zmtp.link wire.zmtp.inproc wire.zmtp.listen wire.zmtp.dial",
+        "words outcomes flow loop sending receiver connection server zmtp",
+    ),
+    "rpc": layer("nodes.rpc", "words outcomes flow loop sending zmtp keys zmtplink scheduler"),
+    "messenger": layer("nodes.messenger", "words sqlite flow outcomes loop sending zmtp keys zmtplink"),
     "asgi": layer("asgi", "words text frames flow loop sending connection websocket server"),
     "telemetry": layer("records.telemetry", "words text folders flow outgoing loop sending"),
     "flight": layer("records.flight", "words flow outgoing loop sending telemetry"),
@@ -75,16 +78,16 @@ LAYERS = {
         "words text sqlite outcomes access flow rtmp outgoing judging clocks log loop sending receiver fanout "
         "streams streamset connection server telemetry flight",
     ),
-    "fleet": layer("live.fleet", "words outcomes zeromq rpc messenger live"),
+    "fleet": layer("live.fleet", "words outcomes keys zmtp rpc messenger live"),
     "httpd": layer(
         "live.httpd",
         "words access flow rtmp frames outgoing log loop sending receiver streams connection server live",
     ),
-    "control": layer("control", "words text flow log loop zeromq rpc sending connection server live"),
+    "control": layer("control", "words text flow log loop keys zmtp rpc sending connection server live"),
     "admin": layer("live.admin", "words text loop access server live control"),
     "cluster": layer(
         "live.cluster",
-        "words text folders flow rtmp access outgoing judging outcomes charts log loop zeromq rpc scheduler diffusion "
+        "words text folders flow rtmp access outgoing judging outcomes charts log loop keys zmtp rpc scheduler diffusion "
         "sending receiver fanout streams connection server telemetry client live fleet control admin",
     ),
     "remux": layer(
@@ -103,7 +106,7 @@ LAYERS = {
     "pipeline": layer("analyze", "words text folders flow charts server telemetry flight"),
     "cli": layer(
         "cli __main__",
-        "words text folders access flow rtmp judging log zeromq server telemetry flight media client live control "
+        "words text folders access flow rtmp judging log keys zmtp server telemetry flight media client live control "
         "cluster loop remux loadtest demo pipeline",
     ),
 }

@@ -185,6 +185,6 @@ def timeout_of(text: str) -> float:
 def keys_of(key: Path | None) -> Any:
     if key is None:
         return None
-    from flowctl.wire.zeromq.curve import KeyPair
+    from flowctl.wire.zmtp.keys import KeyPair
 
     return KeyPair.read(key)

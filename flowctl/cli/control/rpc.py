@@ -41,7 +41,7 @@ def keygen(
     Both are in a file that only its owner can read. A server gives its public key to its clients, who name it in its
     address, curve://host:port/KEY. A client gives its own to the server, which has it in the file of control_clients.
     """
-    from flowctl.wire.zeromq.curve import KeyPair
+    from flowctl.wire.zmtp.keys import KeyPair
 
     keys = KeyPair.generate()
     keys.write(file)

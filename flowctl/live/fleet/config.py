@@ -14,8 +14,8 @@ from flowctl.core.text.userfiles import text_of
 from flowctl.errors import ConfigError
 from flowctl.nodes.messenger.message import Destination
 from flowctl.nodes.rpc.wire.addresses import Address, AddressTransport
-from flowctl.wire.zeromq.curve import KeyPair
-from flowctl.wire.zeromq.keytext import parse_key
+from flowctl.wire.zmtp.keys import KeyPair
+from flowctl.wire.zmtp.keytext import parse_key
 
 MOST_MEMBERS: Final = 32
 """Members of one fleet: each speaks with each. Servers by the hundred need a tree, which a fleet is not."""

@@ -2,7 +2,7 @@
 
 Theory of operation. A message is *unacknowledged* from `submit` to its outcome: acknowledged, or given up because its
 deadline passed or its attempts are used up. In that time it is in one of three places: *ready* (to be handed to
-ZeroMQ by `take_ready`), *under way* (with a time for the next attempt), or *waiting* for an ordered one before it.
+a connection by `take_ready`), *under way* (with a time for the next attempt), or *waiting* for an ordered one before it.
 
 Order. Where the peer understands the extension, each ordered message names the one before it, and the peer holds it
 back until that was handled. Without the extension one ordered message is under way at a time. Before the peer's first
@@ -13,7 +13,7 @@ are not lost. So a message is tried again only when one that went after it was a
 before it was for the time of its backoff.
 
 Credit. At most `window` messages, and `window_bytes`, are unacknowledged; beyond, `submit` refuses. The same load
-drives the four states of a Sender (`flowctl.core.flow.state`): OVERLOADED while ZeroMQ refuses messages (nobody is
+drives the four states of a Sender (`flowctl.core.flow.state`): OVERLOADED while messages are refused (nobody is
 connected, or its queue is full), SOFT_LIMIT from half of the window on or once the oldest has waited for `slow_age_s`,
 HARD_LIMIT where the window is used up. HARD_LIMIT is held, never final.
 """
@@ -137,7 +137,7 @@ class Delivery:
     _unacknowledged: dict[int, Outgoing] = field(default_factory=dict)  #: by message id, in order of sequence
     _timers: Pending[int, Outgoing] = field(default_factory=Pending)  #: next attempt, or deadline
     ready: deque[Outgoing] = field(default_factory=deque)  #: what `take_ready` looks at
-    _refused: dict[int, Outgoing] = field(default_factory=dict)  #: ZeroMQ did not take them at their last attempt
+    _refused: dict[int, Outgoing] = field(default_factory=dict)  #: they were not taken at their last attempt
     _waiting: deque[Outgoing] = field(default_factory=deque)  #: ordered ones, for the end of `_plain_ordered`
     _plain_ordered: Outgoing | None = None  #: the ordered one that is under way without the extension
     _decided: list[Outgoing] = field(default_factory=list)  #: see `take_decided`
@@ -189,7 +189,7 @@ class Delivery:
             self.ready.append(message)
 
     def take_ready(self, now: float, most: int) -> list[Outgoing]:
-        """Return up to `most` messages that are to be handed to ZeroMQ now; each counts as an attempt."""
+        """Return up to `most` messages that are to be sent now; each counts as an attempt."""
         taken: list[Outgoing] = []
         ready = self.ready
         retry, rng, timers = self._settings.retry, self._rng, self._timers
@@ -223,7 +223,7 @@ class Delivery:
         return decided
 
     def note_taken(self, messages: Iterable[Outgoing], now: float) -> None:
-        """Note that ZeroMQ has taken these messages."""
+        """Note that these messages were taken."""
         if self._core.would_block:
             for message in messages:
                 self._refused.pop(message.message_id, None)
@@ -231,7 +231,7 @@ class Delivery:
             self._unblock(now)
 
     def note_refused(self, messages: Iterable[Outgoing], now: float) -> None:
-        """Note that ZeroMQ has refused these: no connection, or a full queue. They wait for their next attempt."""
+        """Note that these were refused: no connection, or too much waits. They wait for their next attempt."""
         for message in messages:
             if not message.settled:
                 self._refused[message.message_id] = message
@@ -239,7 +239,7 @@ class Delivery:
             self._note(self._core.blocked(self._load(now), now))
 
     def retry_refused(self) -> bool:
-        """Make ready what ZeroMQ refused, for the peer showed life; return whether there is any.
+        """Make ready what was refused, for the peer showed life; return whether there is any.
 
         Once between two attempts: a peer that speaks and cannot be reached must not make us try at each of its words.
         """

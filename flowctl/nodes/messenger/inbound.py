@@ -17,12 +17,9 @@ import asyncio
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
-
-import zmq
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.nodes.messenger.arrivals import ArrivalVerdict, Arrived
@@ -101,8 +98,7 @@ class MessengerInbound:
             raise RemoteProtocolError(f"a message of {size_bytes} bytes, the most are {self._max_message_bytes}")
         extension = Extension.decode(rest[0]) if rest else None
         if extension is not None and extension.incarnation != peer.announced:
-            announced = peer.endpoint.announcement(peer.envelope[0])
-            if announced is not None and announced != extension.incarnation:
+            if peer.announcement() != extension.incarnation:
                 extension = None  # payload that looks like it: the sender announced something else
             elif not self._outbound.meet(peer, extension.incarnation):
                 self.refused_count += 1
@@ -118,12 +114,11 @@ class MessengerInbound:
         else:
             incarnation, rest = extension.incarnation, rest[1:]
         effects: list[Effect] | None = None if self._outbound.store is None or self._ack_on_receipt else []
-        route = peer.envelope[0] if peer.endpoint.is_router else b""
         message = ReceivedMessage(
             header.message_id,
             header.source_callback,
             header.destination_callback,
-            route,
+            peer.route,
             header.body,
             tuple(rest),
             peer.to,
@@ -138,7 +133,7 @@ class MessengerInbound:
         before = arrivals.incarnation, arrivals.floor
         taken_over = 0
         if arrived.incarnation != before[0]:
-            taken_over = peer.endpoint.earlier(peer.envelope[0], arrived.incarnation).get(before[0] or 0, 0)
+            taken_over = peer.earlier().get(before[0] or 0, 0)
         verdict = arrivals.arrive(arrived, taken_over)
         if self._outbound.store is not None and (arrivals.incarnation, arrivals.floor) != before:
             self._keep_floor(peer, before[0], taken_over)
@@ -348,6 +343,5 @@ class MessengerInbound:
             # If its sender has begun a new life meanwhile, there the same id is of another message.
             ids = [number for life, number in acks if life == incarnation]
             frames = encode_acks(incarnation, ids) if incarnation else [encode_ack(number) for number in ids]
-            with suppress(zmq.ZMQError):
-                for frame in frames:
-                    peer.endpoint.socket.send([*peer.envelope, frame])
+            for frame in frames:
+                peer.send([frame])

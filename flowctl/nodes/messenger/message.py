@@ -13,7 +13,7 @@ from flowctl.core.text.addresses import join_host_port
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.nodes.messenger.storefile import Effect
 from flowctl.pollgroup import PollGroup
-from flowctl.wire.zeromq.endpoint import check_port
+from flowctl.wire.zmtp.endpoint import check_port
 
 MAX_IPC_PATH_BYTES = 107
 """Longest path that the address of a Unix socket holds on Linux."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,8 +18,7 @@ from itertools import islice
 from random import Random
 from typing import Any, Final, Self, TypeVar
 
-import zmq
-
+from flowctl.core.flow.limits import AxisLimits, HardPolicy, Limits
 from flowctl.core.flow.state import SendState, StateChange
 from flowctl.core.loop.faults import ErrorHook
 from flowctl.core.loop.locks import OwnedLock
@@ -30,14 +29,15 @@ from flowctl.nodes.messenger.delivery import DeliverySettings, Outgoing
 from flowctl.nodes.messenger.inbound import MessengerInbound
 from flowctl.nodes.messenger.message import Destination, Failure, Handler, Handlers, ReceivedMessage, To
 from flowctl.nodes.messenger.outbound import MessengerOutbound, Ticket, settle
-from flowctl.nodes.messenger.peer import MessengerPeer, MessengerSocket, prepare
+from flowctl.nodes.messenger.peer import MessengerPeer, MessengerSocket
 from flowctl.nodes.messenger.store import MessageStore, OpenStore
 from flowctl.nodes.messenger.storefile import ANNOUNCES, IDS, OLD, SEQUENCES, Effect, StoredMessage
 from flowctl.nodes.messenger.wire import ACK, MAX_ID, MAX_IDENTITY_BYTES, NOOP, as_identity, parse_message
 from flowctl.pollgroup import LoopFactory, PollGroup
-from flowctl.wire.zeromq.curve import KeyPair, dial_curve, serve_curve
-from flowctl.wire.zeromq.socket import MAX_SOCKETS, ZmqSocket, new_context
-from flowctl.wire.zeromq.zap import ZapHandler, ZapRefusal, ZapRequest, bind_zap, zap_domain
+from flowctl.wire.zmtp.keys import KeyPair
+from flowctl.wire.zmtp.link import LinkOptions
+from flowctl.wire.zmtp.mechanism import RefusedError
+from flowctl.wire.zmtp.peer import ZmtpLimits
 
 Callback = Callable[["Messenger", ReceivedMessage], object]
 """Handles a message; may be a coroutine function."""
@@ -55,6 +55,8 @@ MAX_REMEMBERED_GAPS: Final = 1_000_000
 _PEERS_EXAMINED: Final = 64
 """Peers of a listener that are examined for one to forget; the next newcomer continues after them."""
 _START_S: Final = 30.0
+_LINE_DEAD_AFTER_S: Final = 10.0
+"""Time without an answer of its system after which a peer counts as gone."""
 
 T = TypeVar("T")
 
@@ -67,7 +69,7 @@ class MessengerStatistics:
     pending: int  #: messages that are unacknowledged
     pending_bytes: int  #: octets of unacknowledged messages
     callbacks: int  #: message-specific callbacks that wait for their response
-    sent: int  #: messages handed to ZeroMQ, tries again included
+    sent: int  #: messages handed to a connection, tries again included
     retries: int  #: attempts after the first
     acknowledged: int  #: messages whose acknowledgement came
     given_up: int  #: messages that got another outcome
@@ -98,8 +100,6 @@ class Messenger:
         open_store: opens the store in which messages and what was seen outlive the process. None: they do not.
         max_message_bytes: largest message, all frames together.
         max_peers: peers that are known at a time, over all listeners.
-        context: of ZeroMQ. None: that of the process, `zmq.Context.instance()`; those who talk over inproc share one.
-            With `keys` it has one of its own.
         keys: its key pair of CURVE: all that goes over tcp and ipc is encrypted, and both sides know whom they talk to.
             None: nothing is.
         allow: given the public key of a newcomer to a listener, returns whether it may come in; for `keys`. A name
@@ -132,7 +132,6 @@ class Messenger:
         open_store: OpenStore | None = None,
         max_message_bytes: int = 16 << 20,
         max_peers: int = 10_000,
-        context: zmq.Context[zmq.Socket[bytes]] | None = None,
         keys: KeyPair | None = None,
         allow: Callable[[bytes], bool | str] | None = None,
         on_error: ErrorHook | None = None,
@@ -153,12 +152,8 @@ class Messenger:
         self._open_store: Final = open_store
         self._max_message_bytes: Final = max_message_bytes
         self._max_peers: Final = max_peers
-        if keys is not None and context is not None:
-            raise ConfigError("a messenger with keys has a context of its own", hint="leave out context")
         self._keys: Final = keys
         self._allow: Final = allow
-        self._zap: ZapHandler | None = None
-        self._context: Final = context or (_process_context() if keys is None else new_context())
         self._on_error: Final = on_error
         self._loop_factory: Final = loop_factory
         self._lock: Final = OwnedLock()  # a leaf: nothing of the user's, no socket and no store is touched under it
@@ -193,8 +188,9 @@ class Messenger:
         self._stored: dict[bytes, list[StoredMessage]] = {}
         self._runs: dict[bytes, dict[int, list[tuple[int, int]]]] = {}
         self._held_room: Final = HeldRoom()
-        self._remembered: dict[bytes, tuple[Arrivals, str]] = {}  # of peers gone, and their pubkeys  # guarded by _lock
-        self._names: dict[str, bytes] = {}  # by public key, hex: the identity that `allow` gave; no more than it names
+        # Of peers gone, and their pubkeys:
+        self._remembered: dict[bytes, tuple[Arrivals, bytes]] = {}  # guarded by _lock
+        self._names: dict[bytes, bytes] = {}  # by public key: the identity that `allow` gave; no more than it names
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -527,8 +523,6 @@ class Messenger:
         if self._open_store is not None:
             self._outbound.store = self._open_store(self._running_group().call_soon)
             self._load(self._outbound.store)
-        if self._keys is not None:
-            self._zap = ZapHandler(self._running_group(), bind_zap(self._context), self._admit)
         self._outbound.start()
         if self._port is None:
             return
@@ -563,23 +557,55 @@ class Messenger:
                 self._running_group().deadlines.remove(peer)
                 self._outbound.withdraw_all(peer, Outcome.SHUTDOWN)
         self._outbound.end_waiting()
-        if self._zap is not None:
-            self._zap.close()
-        if self._keys is not None:
-            self._context.destroy(linger=0)
         if self._outbound.store is not None:
             self._outbound.store.close(deadline_s)
 
-    def _admit(self, request: ZapRequest) -> Mapping[str, str] | ZapRefusal:
-        """Decide on a newcomer; one that is refused may be known later, so that it goes on trying."""
-        verdict = self._allow is None or self._allow(request.pubkey)
+    # --- SocketOwner; the group's thread -------------------------------------------------------------------------
+
+    def admit(self, key: bytes) -> None:
+        """Let a newcomer in, or raise: one that is refused may be known later, so that it goes on trying."""
+        if self._keys is None:
+            return
+        verdict = self._allow is None or self._allow(key)
         if not verdict:
-            return ZapRefusal.TRY_LATER
+            raise RefusedError
         if isinstance(verdict, str):
-            self._names[request.pubkey.hex()] = as_identity(verdict)
+            self._names[key] = as_identity(verdict)
         else:
-            self._names.pop(request.pubkey.hex(), None)
-        return {}
+            self._names.pop(key, None)
+
+    def may_enter(self, endpoint: MessengerSocket, route: bytes, key: bytes) -> bool:
+        """Return whether the holder of a key may speak under an identity, which belongs to the first that did."""
+        if self._keys is None:
+            return True
+        if self._names.get(key, route) != route:
+            return False
+        peer, link = endpoint.peers.get(route), endpoint.link_to(route)
+        if peer is not None and peer.pubkey:
+            return peer.pubkey == key
+        if not key:  # it is in this process
+            return True
+        if link is not None and link.key != key:  # it has not said anything yet
+            return False
+        # Each way to listener 0 has its own socket; an identity is one and the same there.
+        ways = [self._listeners[0], *self._ways()] if endpoint.number <= 0 else []
+        return all(way.peers[route].pubkey in {b"", key} for way in ways if route in way.peers)
+
+    def connected(self, endpoint: MessengerSocket, route: bytes) -> None:
+        peer = endpoint.peers.get(route)
+        if peer is None:
+            return
+        if self._outbound.learn_by_handshake(peer, connects=True) is not None:
+            self._outbound.retry_peer(peer)
+
+    def refused(self) -> None:
+        self._inbound.refused_count += 1
+
+    def received(self, endpoint: MessengerSocket, route: bytes, frames: list[bytes]) -> None:
+        if endpoint.is_router:
+            self._router_received(endpoint, route, frames)
+        else:
+            self._dealer_received(endpoint, frames)
 
     # --- listeners and connections, inner steps; the group's thread ----------------------------------------------
 
@@ -607,8 +633,6 @@ class Messenger:
         self._check_peer_count()
         endpoint = MessengerSocket(self._connection_count, self.identity, callback, is_router=False)
         self._open_socket(endpoint, address, destination.pubkey)
-        if endpoint.takes_over:
-            self._outbound.note_duplicate_within(endpoint)
         self._connection_count += 1
         self._add_peer(endpoint, b"")
         self._connections[endpoint.number] = endpoint
@@ -624,27 +648,12 @@ class Messenger:
         self._outbound.close_callbacks(endpoint)
 
     def _open_socket(self, endpoint: MessengerSocket, address: str, pubkey: bytes = b"") -> None:
-        raw, life = self._context.socket(zmq.ROUTER if endpoint.is_router else zmq.DEALER), self._outbound.life
-        queue_count = 2 * self._settings.window + 1000  # messages and acknowledgements
-        prepare(raw, life, queue_count, self._max_message_bytes + 100)
-        try:
-            if self._keys is not None and endpoint.is_router:
-                serve_curve(raw, self._keys)
-                raw.set(zmq.ZAP_DOMAIN, zap_domain(endpoint.number))
-            elif self._keys is not None:
-                dial_curve(raw, self._keys, pubkey)
-            (endpoint.bind if endpoint.is_router else endpoint.connect)(raw, address, life)
-        except BaseException:
-            raw.close(linger=0)
-            raise
-        received = self._router_received if endpoint.is_router else self._dealer_received
-        endpoint.socket = ZmqSocket(
-            self._running_group(),
-            raw,
-            partial(received, endpoint),
-            writable=None if endpoint.is_router else partial(self._outbound.retry_peers, endpoint),
-        )
-        endpoint.socket.start()
+        endpoint.prepare(self._running_group(), self, self._outbound.life)
+        options = link_options(self._max_message_bytes, self._settings.window)
+        if endpoint.is_router:
+            endpoint.bind(address, options, self._keys)
+        else:
+            endpoint.connect(address, options, self._keys, pubkey)
 
     def _add_peer(self, endpoint: MessengerSocket, route: bytes) -> MessengerPeer:
         key = endpoint.key_of(route)
@@ -764,55 +773,31 @@ class Messenger:
 
     # --- receiving; the group's thread ---------------------------------------------------------------------------
 
-    def _router_received(self, endpoint: MessengerSocket, frames: list[bytes]) -> None:
-        shows_itself = len(frames) == 2 and not frames[1] and bool(endpoint.announcement(frames[0]))
-        if (len(frames) < 3 or frames[1]) and not shows_itself:
+    def _router_received(self, endpoint: MessengerSocket, route: bytes, frames: list[bytes]) -> None:
+        peer = endpoint.peers.get(route)
+        shows_itself = frames == [b""] and peer is not None and bool(peer.announcement())
+        if shows_itself:  # one that goes by ZeroMQ; the handshake has said it
+            return
+        if len(frames) < 2 or frames[0]:
             self._inbound.note_malformed(
-                RemoteProtocolError(f"a message of {len(frames)} frames without an empty second one")
+                RemoteProtocolError(f"a message of {len(frames)} frames without an empty first one")
             )
             return
-        peer = endpoint.peers.get(frames[0])
-        if peer is None and frames[0].startswith(b"\0") and endpoint.left_over():
-            self._inbound.refused_count += 1
-            return
-        pubkey = "" if self._keys is None else endpoint.sender_pubkey()
-        if self._keys is not None and not self._may_speak(endpoint, peer, frames[0], pubkey):
-            self._inbound.refused_count += 1
-            if peer is not None:
-                peer.holder.bring_back()
-            return
-        if shows_itself:
-            if peer is not None:
-                self._outbound.learn_by_handshake(peer, connects=True)
-            return
+        link = endpoint.link_to(route)
+        pubkey = b"" if link is None else link.key
         if peer is None:
             try:
-                parse_message(frames[2])  # a peer that sends none is not remembered
+                parse_message(frames[1])  # a peer that sends none is not remembered
                 self._check_peer_count()
             except (RemoteProtocolError, BusyError) as error:
                 self._inbound.note_malformed(error)
                 return
-            peer = self._add_peer(endpoint, frames[0])
-            if peer.pubkey not in {"", pubkey}:  # it was known before, and forgotten
+            peer = self._add_peer(endpoint, route)
+            if peer.pubkey not in {b"", pubkey}:  # it was known before, and forgotten
                 self._inbound.refused_count += 1
                 return
         peer.pubkey = pubkey
-        self._inbound.received(peer, frames[2], frames[3:])
-
-    def _may_speak(self, endpoint: MessengerSocket, peer: MessengerPeer | None, route: bytes, pubkey: str) -> bool:
-        """Return whether the holder of a key, as ZeroMQ has it, may speak under an identity.
-
-        ZeroMQ gives the route of an identity to the connection that last took it; only the key says whose it is.
-        """
-        if self._names.get(pubkey, route) != route:
-            return False
-        if peer is not None and peer.pubkey:
-            return peer.pubkey == pubkey
-        if not pubkey:  # it is in this process
-            return True
-        # Each way to listener 0 has its own socket; an identity is one and the same there.
-        ways = [self._listeners[0], *self._ways()] if endpoint.number <= 0 else []
-        return all(way.peers[route].pubkey in {"", pubkey} for way in ways if route in way.peers)
+        self._inbound.received(peer, frames[1], frames[2:])
 
     def _dealer_received(self, endpoint: MessengerSocket, frames: list[bytes]) -> None:
         peer = endpoint.peers[b""]
@@ -833,11 +818,17 @@ def check_identity(identity: str | bytes) -> bytes:
     return octets
 
 
-def _process_context() -> zmq.Context[zmq.Socket[bytes]]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    with suppress(zmq.ZMQError):
-        context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
-    return context
+def link_options(max_message_bytes: int, window: int) -> LinkOptions:
+    """Return what may wait for a peer, and what it may send."""
+    soft, count = max(4 << 20, max_message_bytes), 2 * window + 1000  # messages and acknowledgements
+    limits = Limits(
+        size=AxisLimits(soft=soft, hard=2 * soft, name="size"),
+        messages=AxisLimits(soft=count, hard=2 * count, name="messages"),
+        hard_policy=HardPolicy.HOLD,
+    )
+    # One that is too large as a whole is refused by itself.
+    messages = ZmtpLimits(part_bytes=max_message_bytes + 100, message_bytes=2 * max_message_bytes + (1 << 20))
+    return LinkOptions(limits=limits, messages=messages, line_dead_after_s=_LINE_DEAD_AFTER_S)
 
 
 def _shown(identity: bytes) -> str:

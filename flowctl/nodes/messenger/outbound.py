@@ -13,13 +13,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from secrets import randbits
 from typing import Final, TypeVar
-
-import zmq
 
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outcomes.pending import Outcome, Pending
@@ -27,7 +24,7 @@ from flowctl.core.text.printable import short
 from flowctl.errors import BusyError, ClosedError
 from flowctl.nodes.messenger.delivery import Delivery, DeliverySettings, Outgoing, decode_record, encode_record
 from flowctl.nodes.messenger.message import Failure, Handler, Handlers
-from flowctl.nodes.messenger.peer import DIAL_AGAIN_S, MessengerPeer, MessengerSocket
+from flowctl.nodes.messenger.peer import MessengerPeer, MessengerSocket
 from flowctl.nodes.messenger.store import MessageStore
 from flowctl.nodes.messenger.storefile import ANNOUNCES, Effect, StoredMessage
 from flowctl.nodes.messenger.wire import (
@@ -41,7 +38,6 @@ from flowctl.nodes.messenger.wire import (
     parse_acks,
 )
 from flowctl.pollgroup import PollGroup
-from flowctl.wire.zeromq.line import PeerLine
 from flowctl.wire.zmtp.identity import DUPLICATE_HINT, DuplicateLog
 
 _log: Final = logging.getLogger("flowctl.messenger")
@@ -337,9 +333,7 @@ class MessengerOutbound:
 
     def _send_to(self, peer: MessengerPeer) -> None:
         now = self._group().now()
-        delivery, reachable = peer.delivery, not peer.endpoint.socket.closed
-        if not delivery.announced and (incarnation := peer.endpoint.announced_within()):
-            self.note_announcement(peer, incarnation)
+        delivery, reachable = peer.delivery, True
         for _ in range(_BATCHES_PER_TURN):
             with self._lock:
                 batch = delivery.take_ready(now, _MESSAGES_PER_BATCH)
@@ -362,23 +356,20 @@ class MessengerOutbound:
         self._look_after(peer)
 
     def _hand_over(self, peer: MessengerPeer, batch: Sequence[Outgoing], floor: int) -> int:
-        """Send messages until ZeroMQ refuses one; return how many it took."""
-        send, envelope = peer.endpoint.socket.send, peer.envelope
-        incarnation = self.incarnation
+        """Send messages until one is refused; return how many were taken."""
+        send, incarnation = peer.send, self.incarnation
         for index, message in enumerate(batch):
             frame = encode_message(
                 message.message_id, message.source_callback, message.destination_callback, message.body
             )
             if not message.plain:
                 extension = Extension(incarnation, message.sequence, floor, message.after, message.target)
-                frames = [*envelope, frame, extension.encode(), *message.payload]
-            elif message.payload:
-                frames = [*envelope, frame, *message.payload]
+                frames = [frame, extension.encode(), *message.payload]
             else:
-                frames = [*envelope, frame]
-            try:
-                send(frames)
-            except zmq.ZMQError:  # no connection, or a full queue: it is tried again
+                frames = [frame, *message.payload]
+            if not send(frames):  # no connection, or too much waits for it: it is tried again
+                if (link := peer.link) is not None:
+                    link.when_drained(lambda taken: self._group().call_soon(self.retry_peer, peer) if taken else None)
                 return index
         return len(batch)
 
@@ -400,8 +391,6 @@ class MessengerOutbound:
             given_up = peer.delivery.take_due(now)
         if peer.is_too_silent(now):
             peer.endpoint.hang_up()
-            # Not at once: a ROUTER without handover would ignore a second connection of an identity.
-            self._group().call_later(DIAL_AGAIN_S, peer.endpoint.dial_again)
         for message, outcome in given_up:
             self._report_given_up(peer, message, outcome)
         self._send_to(peer)
@@ -526,13 +515,8 @@ class MessengerOutbound:
 
     # --- what peers show -----------------------------------------------------------------------------------------
 
-    def retry_peers(self, endpoint: MessengerSocket) -> None:
-        """Retry the peers of a DEALER whose connection has room again."""
-        for peer in endpoint.peers.values():
-            self.retry_peer(peer)
-
     def retry_peer(self, peer: MessengerPeer) -> None:
-        """Send again what ZeroMQ refused, for the peer shows life."""
+        """Send again what was refused, for the peer shows life."""
         with self._lock:
             ready = peer.delivery.retry_refused() and self.queue_locked(peer)
         if ready:
@@ -543,9 +527,7 @@ class MessengerOutbound:
 
         None: it is not heard any more. `connects`: it is known that this is the first message of its connection.
         """
-        incarnation = peer.endpoint.announcement(peer.envelope[0])
-        if incarnation is None:  # left over by one that has closed: it is as it was
-            return peer.arrivals.incarnation or 0
+        incarnation = peer.announcement()
         if (connects or incarnation != peer.announced) and not self.meet(peer, incarnation):
             return None
         if incarnation != peer.announced or peer.delivery.announced is None:
@@ -554,26 +536,19 @@ class MessengerOutbound:
 
     def meet(self, peer: MessengerPeer, incarnation: int) -> bool:
         """Note who has the peer's identity; False: another one has, and the sender of the present message is told."""
-        endpoint, line = peer.endpoint, PeerLine.of(peer.endpoint.socket.frame, peer.endpoint.address)
+        endpoint, line = peer.endpoint, peer.link
         if peer.holder.came(incarnation, line):
             return True
         if peer.holder.note_return(line):
             peer.holder.bring_back()
-            come = f"come as {short(peer.envelope[0])} to" if endpoint.is_router else "answer in turn at"
+            come = f"come as {short(peer.route)} to" if endpoint.is_router else "answer in turn at"
             if told := self.duplicates.note(peer.holder, self._group().now()):
                 _log.warning("two messengers %s %s: %s; hint: %s", come, endpoint.address, told, DUPLICATE_HINT)
             if endpoint.is_router:
-                with suppress(zmq.ZMQError):
-                    endpoint.socket.send([*peer.envelope, encode_taken_over(incarnation)])
+                peer.send([encode_taken_over(incarnation)])
         if not endpoint.is_router:  # we are at one end of a line of which two take turns at the other
             peer.holder.accept(incarnation, line)
         return not endpoint.is_router
-
-    def note_duplicate_within(self, endpoint: MessengerSocket) -> None:
-        """Tell of a connection within the process that has ended another's: ZeroMQ makes that one no other."""
-        self.duplicates.count += 1
-        who = endpoint.address, short(endpoint.identity)
-        _log.warning("two messengers of this process connect to %s as %s; hint: %s", *who, DUPLICATE_HINT)
 
     def _taken_over(self, peer: MessengerPeer) -> None:
         """Stay away from a listener at which another one has this messenger's identity now."""
@@ -593,8 +568,6 @@ class MessengerOutbound:
         and to its peer it would be another message.
         """
         known, peer.announced = peer.announced, incarnation
-        if not peer.endpoint.is_router:
-            peer.endpoint.show_itself(understood=incarnation > 0)
         if not incarnation or self.store is None or peer.delivery.announced:
             with self._lock:
                 peer.delivery.announced = bool(incarnation)

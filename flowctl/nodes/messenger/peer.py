@@ -1,17 +1,15 @@
-"""The other ends of a messenger: its sockets, and each peer as it is reached through one of them."""
+"""The other ends of a messenger: where it listens and connects, and each peer as it is reached through one of them."""
 
 from __future__ import annotations
 
-import socket as sockets
-import stat
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import InitVar, dataclass, field
-from pathlib import Path
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from errno import EADDRINUSE
+from functools import partial
+from typing import Final, Protocol
 
-import zmq
-
+from flowctl.core.outcomes.backoff import Backoff
+from flowctl.core.sending.contract import SendOutcome
 from flowctl.errors import BusyError, LocalProtocolError
 from flowctl.nodes.messenger.arrivals import Arrivals
 from flowctl.nodes.messenger.delivery import Delivery
@@ -25,26 +23,25 @@ from flowctl.nodes.messenger.wire import (
     parse_announcement,
     parse_earlier,
 )
-from flowctl.wire.zeromq.line import METADATA_OPTION, PeerLine
-from flowctl.wire.zeromq.socket import ZmqSocket, notice_dead_peers
+from flowctl.pollgroup import PollGroup
+from flowctl.reasons import CloseReason
+from flowctl.wire.zmtp.dial import ZmtpDialler
+from flowctl.wire.zmtp.frames import IDENTITY, SOCKET_TYPE
 from flowctl.wire.zmtp.identity import IdentityHolder
+from flowctl.wire.zmtp.inproc import SHARED_NAMES, Dial
+from flowctl.wire.zmtp.keys import KeyPair
+from flowctl.wire.zmtp.link import Link, LinkOptions, ZmtpLink
+from flowctl.wire.zmtp.listen import ZmtpListener, bind_socket, check_dialler
+from flowctl.wire.zmtp.mechanism import CurveClient, CurveServer, Mechanism, Null, Properties
 
-_INPROC: Final[dict[tuple[int, str], Life]] = {}
-"""Life of each listener of this process, by context and endpoint: within a process no handshake could say it."""
-_INPROC_DIALLED: Final[dict[tuple[int, str, bytes], Life]] = {}
-"""Life of each messenger that has connected within this process; the identity is part of the key."""
-
-_RECONNECT_MS: Final = 50
-"""Pause of ZeroMQ before it connects again; it doubles up to `_RECONNECT_MOST_MS`."""
-_RECONNECT_MOST_MS: Final = 2000
+_REDIAL_BACKOFF: Final = Backoff(first_s=0.05, most_s=2.0, jitter=0.0)
 SILENCE_S: Final = 10.0
 """Time without a word of a listener that messages are sent to, after which the connection is made anew: another
 messenger may have taken its identity before it was heard, so that neither end has noticed. The reason may be a slow
 handler as well, so this is twice as long each time."""
 _MOST_SILENCES: Final = 5
-DIAL_AGAIN_S: Final = 0.25
-_DEAD_AFTER_S: Final = 10
-"""Time without an answer of its system after which a peer counts as gone."""
+_ANNOUNCEMENT: Final = ANNOUNCEMENT.lower().encode()
+_EARLIER: Final = EARLIER.lower().encode()
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +50,7 @@ class MessengerPeer:
 
     _due: Callable[[MessengerPeer, float], None]
     endpoint: MessengerSocket
-    route: InitVar[bytes]
+    route: bytes  #: by which a listener knows it; of a connection empty
     delivery: Delivery  #: under the messenger's lock
     arrivals: Arrivals  #: the loop's thread only
     key: bytes = field(init=False)  #: as the store names it; the same in each life of this messenger
@@ -67,16 +64,39 @@ class MessengerPeer:
     handling_count: int = 0  #: coroutines of handlers that run for its messages
     handling_bytes: int = 0
     echo_count: int = 0  #: unacknowledged echoes that it has asked for
-    pubkey: str = ""  #: public key that it came with first, hex, as ZeroMQ has it; "": not known, or it has none
+    pubkey: bytes = b""  #: public key that it came with first; empty: not known, or it has none
     queued: bool = False  #: in the list of peers to send to; under the messenger's lock
     releasing: bool = False  #: messages that waited for another are being handled
     timer_at: float | None = None  #: when it looks after its messages next; None: never
 
-    def __post_init__(self, route: bytes) -> None:
+    def __post_init__(self) -> None:
         endpoint = self.endpoint
-        self.key = endpoint.key_of(route)
-        self.to = (endpoint.number, route) if endpoint.is_router else endpoint.number
-        self.envelope = [route, endpoint.identity, b""] if endpoint.is_router else [b""]
+        self.key = endpoint.key_of(self.route)
+        self.to = (endpoint.number, self.route) if endpoint.is_router else endpoint.number
+        self.envelope = [endpoint.identity, b""] if endpoint.is_router else [b""]
+
+    @property
+    def link(self) -> Link | None:
+        """The way to it; None: there is none at present."""
+        return self.endpoint.link_to(self.route)
+
+    def send(self, frames: Sequence[bytes]) -> bool:
+        """Send a message; False: there is no connection, or too much waits for it."""
+        link = self.link
+        if link is None:
+            return False
+        result = link.send_message([*self.envelope, *frames])
+        return result is None or result.outcome is SendOutcome.ACCEPTED
+
+    def announcement(self) -> int:
+        """Return the incarnation that it announced when it connected; 0: it announced none."""
+        link = self.link
+        return 0 if link is None else announced_by(link)
+
+    def earlier(self) -> Mapping[int, int]:
+        """Return what it says of its lives before (`Life.earlier`)."""
+        link = self.link
+        return {} if link is None else parse_earlier(link.said.get(_EARLIER, b"").decode("ascii", "replace"))
 
     def is_too_silent(self, now: float) -> bool:
         """Return whether to connect anew, since the listener says nothing; a raw peer need not say anything."""
@@ -92,189 +112,218 @@ class MessengerPeer:
         self._due(self, now)
 
 
+class SocketOwner(Protocol):
+    """What a socket tells its messenger, and asks it; on the group's thread."""
+
+    def may_enter(self, endpoint: MessengerSocket, route: bytes, key: bytes) -> bool:
+        """Return whether a connection may speak under an identity, as far as its key says."""
+
+    def connected(self, endpoint: MessengerSocket, route: bytes) -> None:
+        """Learn that there is a link to a peer, or to the listener."""
+
+    def received(self, endpoint: MessengerSocket, route: bytes, frames: list[bytes]) -> None:
+        """Take a message."""
+
+    def refused(self) -> None:
+        """Count a message of one that may not speak."""
+
+    def admit(self, key: bytes) -> None:
+        """Raise `RefusedError` where the holder of a key may not come in."""
+
+
 @dataclass(eq=False)
 class MessengerSocket:
-    """A socket of a messenger: a ROUTER that listens, or the DEALER of one connection."""
+    """A place where a messenger listens, or one connection of it."""
 
     number: int  #: of the listener, or of the connection
     identity: bytes  #: what a listener calls itself
     callback: Callable[..., object] | None  #: the server-loop callback
     is_router: bool = field(kw_only=True)
     namesakes: int = field(default=0, kw_only=True)  #: earlier listeners of the same identity
-    peers: dict[bytes, MessengerPeer] = field(default_factory=dict)  #: by routing id; of a DEALER the one peer has b""
+    peers: dict[bytes, MessengerPeer] = field(default_factory=dict)  #: by routing id; of a connection the one has b""
     address: str = ""  #: what it is bound or connected to
     taken_over: bool = False  #: another messenger of this identity is connected there, and this one stays away
-    takes_over: bool = (
-        False  #: another one of this process was connected so, and was not closed; its connection has ended
-    )
-    socket: ZmqSocket = field(init=False)
-    _context_id: int = 0
-    _file: Path | None = None
+    closed: bool = False
+    own: dict[bytes, bytes] = field(init=False)  #: what it says of itself
+    _group: PollGroup = field(init=False)
+    _owner: SocketOwner = field(init=False)
+    _routes: dict[bytes, Link] = field(default_factory=dict)  # of a listener: the link of each identity
+    _route_number: int = 0  # of the last that had none
+    _listener: ZmtpListener | None = None
+    _dialler: ZmtpDialler | None = None
 
     def key_of(self, route: bytes) -> bytes:
         if self.is_router:
             return b"r%d.%d:%b%b" % (self.namesakes, len(self.identity), self.identity, route)
         return b"c" + self.address.encode()
 
-    def bind(self, raw: zmq.Socket[bytes], address: str, life: Life) -> None:
-        """Bind to `address`; TCP with port 0 or ``*`` gets a free one."""
-        raw.set(zmq.IPV6, "[" in address)
-        raw.set(zmq.ROUTER_MANDATORY, 1)
-        raw.set(zmq.ROUTER_HANDOVER, 1)  # a peer that was cut off comes back before its end is noticed
+    def link_to(self, route: bytes) -> Link | None:
+        if self.is_router:
+            return self._routes.get(route)
+        return None if self._dialler is None else self._dialler.link
+
+    def prepare(self, group: PollGroup, owner: SocketOwner, life: Life) -> None:
+        """Before it listens or connects."""
+        self._group, self._owner = group, owner
+        kind, name = (b"ROUTER", b"") if self.is_router else (b"DEALER", self.identity)
+        self.own = {SOCKET_TYPE: kind, IDENTITY: name, **said_of(life)}
+
+    def bind(self, address: str, options: LinkOptions, keys: KeyPair | None) -> None:
+        """Listen at `address`; TCP with port 0 or ``*`` gets a free one."""
         scheme, _, name = address.partition("://")
-        if scheme == "ipc":
-            remove_stale(Path(name))
         try:
-            raw.bind(address)
-        except zmq.ZMQError as error:
-            kind = BusyError if error.errno == zmq.EADDRINUSE else LocalProtocolError
+            if scheme == "inproc":
+                SHARED_NAMES.bind(name, partial(self._group.call_soon, self._accept_within))
+                self.address = address
+                return
+            bound = bind_socket(address)
+        except OSError as error:
+            kind = BusyError if error.errno == EADDRINUSE else LocalProtocolError
             raise kind(f"cannot listen on {address}: {error.strerror}") from error
-        self.address = raw.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        if scheme == "ipc":
-            self._file = Path(name)
-        elif scheme == "inproc":
-            self._context_id = id(raw.context)
-            _INPROC[self._context_id, self.address] = life
+        self.address = bound.endpoint
+        self._listener = ZmtpListener(self._group, bound, lambda: MessengerLink(self, self._owner, options, keys))
 
-    def connect(self, raw: zmq.Socket[bytes], address: str, life: Life) -> None:
-        raw.set(zmq.ROUTING_ID, self.identity)
-        raw.set(zmq.IPV6, "[" in address)
-        raw.set(zmq.IMMEDIATE, 1)  # messages wait with us, not in a queue that is lost with its connection
-        raw.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        raw.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MOST_MS)
-        try:
-            raw.connect(address)
-        except zmq.ZMQError as error:
-            raise LocalProtocolError(f"cannot connect to {address}: {error.strerror}") from error
+    def connect(self, address: str, options: LinkOptions, keys: KeyPair | None, pubkey: bytes) -> None:
         self.address = address
-        self._context_id = id(raw.context)
-        if address.startswith("inproc:"):
-            before = _INPROC_DIALLED.get((self._context_id, address, self.identity), life)
-            _INPROC_DIALLED[self._context_id, address, self.identity] = life
-            self.takes_over = before.incarnation != life.incarnation
 
-    def show_itself(self, *, understood: bool) -> None:
-        """Have each further connection say that it is there, if the listener understands that."""
-        self.socket.raw.set(zmq.PROBE_ROUTER, understood)
+        def mechanism(own: Properties) -> Mechanism:
+            return Null(own) if keys is None else CurveClient(own, keys.public, keys.secret, pubkey)
 
-    def dial_again(self) -> None:
-        if not (self.socket.closed or self.taken_over):
-            self.socket.raw.connect(self.address)
-            self.socket.look_for_messages()
+        self._dialler = ZmtpDialler(
+            *(self._group, address, self.own, mechanism, options, SHARED_NAMES, _REDIAL_BACKOFF),
+            message=lambda frames: self._owner.received(self, b"", frames),
+            up=self._up,
+            down=lambda: None,
+        )
+        self._dialler.dial()
 
     def stay_away(self) -> None:
         """Leave the listener to another messenger of this identity."""
         self.taken_over = True
+        if self._dialler is not None:
+            self._dialler.close()
         self.hang_up()
 
     def hang_up(self) -> None:
-        with suppress(zmq.ZMQError):
-            self.socket.raw.disconnect(self.address)
-        self.socket.look_for_messages()
-
-    def announced_within(self) -> int:
-        """Return the incarnation of the listener of this process that this DEALER is connected to; 0: none is known."""
-        life = None if self.is_router else _INPROC.get((self._context_id, self.address))
-        return 0 if life is None else life.incarnation
-
-    def left_over(self) -> bool:
-        """Return whether the present message, of a route that begins with NUL, is of a connection that has a successor.
-
-        ZeroMQ gives a route of chance to a peer that has no identity, but also to a connection whose identity another
-        one has taken: what was not read of it yet then seems to come from somebody new, and would be applied again
-        when its sender tries again. The handshake still says what it called itself. A messenger comes again, and then
-        it is told; a raw peer would take over from its successor, and so on for ever.
-        """
-        frame = self.socket.frame
-        try:
-            if frame is None or not frame.get("Identity"):
-                return False
-        except zmq.ZMQError:  # it had no handshake: it is in this process
-            return False
-        line = PeerLine.of(frame, self.address) if self.announcement(b"") else None
-        if line is not None:
-            line.cut()
-        return True
-
-    def sender_pubkey(self) -> str:
-        """Return the public key that the connection of the present message has proven to hold, hex; "": it has none."""
-        frame = self.socket.frame
-        try:
-            return "" if frame is None else str(frame.get("User-Id"))
-        except zmq.ZMQError:  # it is in this process
-            return ""
-
-    def announcement(self, route: bytes) -> int | None:
-        """Return the incarnation that the sender of the present message, which came by `route`, announced."""
-        frame = self.socket.frame
-        if frame is None:
-            return None
-        try:
-            return parse_announcement(str(frame.get(ANNOUNCEMENT))) or 0
-        except zmq.ZMQError:
-            try:
-                frame.get("Socket-Type")
-            except zmq.ZMQError:
-                life = self._life_within(route)
-                return None if life is None else life.incarnation
-            return 0
-
-    def earlier(self, route: bytes, incarnation: int) -> Mapping[int, int]:
-        """Return what the sender of the present message says of the lives before `incarnation` (`Life.earlier`)."""
-        frame = self.socket.frame
-        try:
-            return {} if frame is None else parse_earlier(str(frame.get(EARLIER)))
-        except zmq.ZMQError:  # it named none, or is in this process
-            life = self._life_within(route)
-            return {} if life is None or life.incarnation != incarnation else life.earlier
-
-    def _life_within(self, route: bytes) -> Life | None:
-        """Return the life of a peer in this process. None: there is none, or it is elsewhere."""
-        if self.is_router:
-            return _INPROC_DIALLED.get((self._context_id, self.address, route))
-        return _INPROC.get((self._context_id, self.address))
+        """End the connection; it is made anew."""
+        link = self.link_to(b"")
+        if link is not None:
+            link.cut()
 
     def close(self) -> None:
-        if self.is_router:
-            if _INPROC.pop((self._context_id, self.address), None) is not None:
-                with suppress(zmq.ZMQError):
-                    self.socket.raw.unbind(self.address)  # closing frees the name some time later
+        self.closed = True
+        if self._dialler is not None:
+            self._dialler.close()
+            if self._dialler.link is not None:
+                self._dialler.link.end("closed")
+        elif self._listener is not None:
+            self._listener.close()
+            for link in list(self._listener.links):
+                link.end("the messenger was stopped")
         else:
-            _INPROC_DIALLED.pop((self._context_id, self.address, self.identity), None)
-        self.socket.close()
-        if self._file is not None:
-            with suppress(OSError):  # ZeroMQ removes it too
-                self._file.unlink()
+            SHARED_NAMES.unbind(self.address.partition("://")[2])
+            for within in self._routes.values():
+                within.end("the messenger was stopped")
 
+    # --- links ---------------------------------------------------------------------------------------------------
 
-def prepare(raw: zmq.Socket[bytes], life: Life, queue_count: int, max_message_bytes: int) -> None:
-    raw.set(zmq.LINGER, 0)
-    raw.set(zmq.SNDHWM, queue_count)
-    raw.set(zmq.RCVHWM, queue_count)
-    raw.set(zmq.MAXMSGSIZE, max_message_bytes)
-    notice_dead_peers(raw, _DEAD_AFTER_S)
-    with suppress(zmq.ZMQError):  # a libzmq without it: peers are talked to as if they knew no extension
-        raw.setsockopt(METADATA_OPTION, encode_announcement(life.incarnation))
-        if life.earlier:
-            raw.setsockopt(METADATA_OPTION, encode_earlier(life.earlier))
+    def enter(self, link: Link) -> bytes | None:
+        """Note a connection to this listener, and return its route. None: it may not speak under its identity."""
+        route = link.said.get(IDENTITY.lower(), b"")
+        if not route or route.startswith(b"\0"):  # those are ours to give
+            self._route_number += 1
+            route = b"\0" + self._route_number.to_bytes(8, "big")
+        if not self._owner.may_enter(self, route, link.key):
+            return None
+        before = self._routes.get(route)
+        self._routes[route] = link
+        if before is not None and announced_by(before) == announced_by(link) != 0:
+            before.end("it has connected again")
+        self._owner.connected(self, route)
+        return route
 
+    def forget_link(self, link: ZmtpLink) -> None:
+        if self._listener is not None:
+            self._listener.links.discard(link)
 
-def remove_stale(path: Path) -> None:
-    """Remove the file of a listener that is gone."""
-    try:
-        kind = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(kind):
-        raise LocalProtocolError(f"{path} is there and is no socket", hint="give another path")
-    with sockets.socket(sockets.AF_UNIX) as probe:
-        probe.settimeout(1)
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            with suppress(FileNotFoundError):
-                path.unlink()
+    def leave(self, link: Link, route: bytes) -> None:
+        if self._routes.get(route) is link:
+            del self._routes[route]
+
+    def take(self, link: Link, route: bytes | None, frames: list[bytes]) -> None:
+        """Take a message of a connection to this listener.
+
+        One whose identity another has taken is heard no more. A messenger's ends, so that it comes again, and is told;
+        a raw peer would take over from its successor, and so on for ever.
+        """
+        if route is not None and self._routes.get(route) is link:
+            self._owner.received(self, route, frames)
             return
-        except OSError as error:
-            raise BusyError(f"{path} cannot be listened on: {error.strerror or error}") from error
-    raise BusyError(f"somebody listens on {path}")
+        self._owner.refused()
+        if route is not None:
+            if announced_by(link):
+                link.cut()
+            else:
+                link.hold("another connection has its identity")
+
+    def _up(self, link: Link) -> None:
+        if self._dialler is not None:
+            self._dialler.redials.tries = 0
+        self._owner.connected(self, b"")
+
+    def _accept_within(self, dial: Dial) -> None:
+        if self.closed:
+            return
+        end = dial.accept(self._group, self.own)
+        route = self.enter(end)
+        end.message = lambda frames: self.take(end, route, frames)
+        end.gone = lambda: None if route is None else self.leave(end, route)
+
+
+class MessengerLink(ZmtpLink):
+    """A connection that a peer has opened."""
+
+    __slots__ = ("_endpoint", "_owner", "_route")
+
+    def __init__(
+        self, endpoint: MessengerSocket, owner: SocketOwner, options: LinkOptions, keys: KeyPair | None
+    ) -> None:
+        self._endpoint: Final = endpoint
+        self._owner: Final = owner
+        self._route: bytes | None = None
+        own, admit = endpoint.own, self._admit
+        super().__init__(
+            options,
+            Null(own, admit) if keys is None else CurveServer(own, keys.public, keys.secret, admit),
+            self._message,
+            self._known,
+            self._ended,
+        )
+
+    def _admit(self, key: bytes, said: Properties) -> Properties:
+        check_dialler(said)
+        self._owner.admit(key)
+        return {}
+
+    def _known(self) -> None:
+        self._route = self._endpoint.enter(self)
+
+    def _message(self, frames: list[bytes]) -> None:
+        self._endpoint.take(self, self._route, frames)
+
+    def _ended(self, reason: CloseReason, details: str) -> None:
+        del reason, details
+        self._endpoint.forget_link(self)
+        if self._route is not None:
+            self._endpoint.leave(self, self._route)
+
+
+def announced_by(link: Link) -> int:
+    """Return the incarnation that the other end of a link announced; 0: none."""
+    return parse_announcement(link.said.get(_ANNOUNCEMENT, b"").decode("ascii", "replace")) or 0
+
+
+def said_of(life: Life) -> dict[bytes, bytes]:
+    """Return what a life says of itself in the handshake."""
+    said = [encode_announcement(life.incarnation)] + ([encode_earlier(life.earlier)] if life.earlier else [])
+    return {name: value for name, _, value in (item.partition(b":") for item in said)}

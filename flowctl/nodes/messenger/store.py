@@ -7,7 +7,7 @@ acknowledgement may leave) is called back on the loop's thread afterwards, in th
 
 The rules, on the sender's side:
 
-- A message is handed to ZeroMQ only after `MessageStore.add` has said that it is on the disk. It is removed when it is
+- A message is sent only after `MessageStore.add` has said that it is on the disk. It is removed when it is
   acknowledged, or given up. What is `pending` at the start is sent again, under its old number.
 - Message ids go on where they were, and sequences begin above all ids. The incarnation is a new one at each opening:
   the file may be an old copy, and the numbers after it were given to other messages. The peers are told which earlier

@@ -6,16 +6,13 @@ A message is ``{message id}-{source callback}-{destination callback}-{body}`` in
 these are payload. An acknowledgement of message 7 is ``7-0-2-``.
 
 The extension. A peer that understands it says so in its ZMTP handshake, as the property `ANNOUNCEMENT` with its
-incarnation, which ZeroMQ hands over with each message and a peer that does not ask never sees. To such a peer
+incarnation, which a peer that does not ask never sees. To such a peer
 
 - a message has one frame more, behind the header's: incarnation of the sender, number of the message among those to
   this peer, and what is needed to keep an order (`Extension`);
 - one acknowledgement speaks of many messages: its body is ``{incarnation}:{first}-{last},...`` in hexadecimal;
 - the acknowledgement of message 0 with the body ``{incarnation}:taken-over`` says that another messenger has come under
   the identity of this one, and that this one is not heard any more.
-
-One of ours that finds such a peer at the other end says so at each further connection, by a message without any frames
-(``ZMQ_PROBE_ROUTER``): whose the identity is now is known before anything is sent.
 
 A sender with a store goes on with the outbox of its earlier lives, under a new incarnation. Which those were, and which
 of their numbers it has taken over, it says in a second property, `EARLIER`. A peer that does not ask for that takes it
@@ -45,7 +42,7 @@ MAX_ID: Final = 2**64 - 1
 MAX_NUMBER: Final = 2**63 - 1
 """Largest incarnation or sequence: what a store can keep."""
 MAX_IDENTITY_BYTES: Final = 255
-"""Longest routing id of ZeroMQ."""
+"""Longest routing id (RFC 28)."""
 ANNOUNCEMENT: Final = "X-Flowctl-Messenger"
 """Property of the ZMTP handshake: ``1:{incarnation in hexadecimal}``."""
 EARLIER: Final = "X-Flowctl-Messenger-Earlier"

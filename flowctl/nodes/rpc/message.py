@@ -18,7 +18,7 @@ SERVED_MESSAGE: Final[ContextVar[RpcMessage | None]] = ContextVar("flowctl-rpc-s
 FRAME_BYTES: Final = 64
 """Memory that a part takes beside its octets: it may have none, and there may be a thousand parts."""
 MOST_PARTS: Final = 1000
-"""Parts of one message: a node accepts at most `flowctl.wire.zeromq.socket.MOST_FRAMES` frames."""
+"""Parts of one message: a node accepts at most `MOST_FRAMES` parts."""
 
 
 class Dataclass(Protocol):

@@ -66,7 +66,7 @@ from flowctl.nodes.rpc.serving import Serving
 from flowctl.nodes.rpc.wire import frames as wire
 from flowctl.nodes.rpc.wire.addresses import Address
 from flowctl.pollgroup import LoopFactory, PollGroup
-from flowctl.wire.zeromq.curve import KeyPair, node_keys
+from flowctl.wire.zmtp.keys import KeyPair, node_keys
 
 _S = TypeVar("_S")
 _log: Final = logging.getLogger("flowctl.rpc")
@@ -674,9 +674,9 @@ class RpcNode:
             on_failure: called, with why, when it has not answered in time.
             timeout_s: how long to wait for its answer, in seconds.
             auth: what it may call here.
-            ephemeral_routing_id: whether the listener is to know this connection by an id of ZeroMQ's own, and not by
+            ephemeral_routing_id: whether the listener is to know this connection by an id that it gives itself, and not by
                 that of this node, of which it knows one connection: the last. A second connection to the same address
-                has one of ZeroMQ's own anyway.
+                has such a one anyway.
 
         Returns:
             The connection; with callbacks, one that is not yet there.

@@ -150,12 +150,12 @@ class DirectEnd:
 
 
 class InprocNames:
-    """The names at which is listened within a process, and who waits for one that nobody listens at yet. Any thread."""
+    """The names of listeners within a process, and those that dial one which is not there yet. Any thread."""
 
     def __init__(self) -> None:
         self._lock: Final = OwnedLock()  # a leaf
-        self._accepts: Final[dict[str, Callable[[Dial], object]]] = {}
-        self._waiting: Final[dict[str, dict[Dial, None]]] = {}
+        self._accepts: Final[dict[str, Callable[[Dial], object]]] = {}  # guarded by _lock
+        self._waiting: Final[dict[str, dict[Dial, None]]] = {}  # guarded by _lock
 
     def bind(self, name: str, accept: Callable[[Dial], object]) -> None:
         """Have `accept` called for each that dials `name`, on any thread.
@@ -176,7 +176,7 @@ class InprocNames:
             self._accepts.pop(name, None)
 
     def dial(self, name: str, dial: Dial) -> None:
-        """Have whoever listens at `name`, now or later, accept."""
+        """Have the listener at `name` accept, now or once there is one."""
         with self._lock:
             accept = self._accepts.get(name)
             if accept is None:
@@ -207,7 +207,7 @@ class Dial:
         self.up: Final = up
 
     def accept(self, group: PollGroup, said: Properties) -> DirectEnd:
-        """Return the end of who accepts, on whose thread this is, and says that of itself."""
+        """Return the end of the one that accepts, on whose thread this is, and who says that of itself."""
         near, far = DirectEnd(self.group, said), DirectEnd(group, self.said)
         near.other, far.other = far, near
         near.soon(lambda: self.up(near))

@@ -95,14 +95,23 @@ def _bind_unix(rest: str) -> BoundSocket:
             _listen(sock)
             return BoundSocket(sock, f"ipc://{rest}")
         path = Path(rest)
-        if path.is_socket() and not _answers(rest):  # what one that was killed has left
-            path.unlink(missing_ok=True)
+        _make_way(path)
         sock.bind(rest)
         _listen(sock)
         return BoundSocket(sock, f"ipc://{rest}", path)
     except BaseException:
         sock.close()
         raise
+
+
+def _make_way(path: Path) -> None:
+    """Remove what a listener that was killed has left."""
+    if path.is_socket():
+        if _answers(str(path)):
+            raise OSError(errno.EADDRINUSE, "somebody listens there")
+        path.unlink(missing_ok=True)
+    elif path.exists():
+        raise OSError(errno.ENOTSOCK, "it is there and is no socket")
 
 
 def _listen(sock: socket.socket) -> None:

@@ -31,7 +31,7 @@ from flowctl.live.settings.sources import read_named_files, read_settings
 from flowctl.load.profiles import parse_profile
 from flowctl.load.run import read_queries
 from flowctl.records.telemetry.privacy import read_key
-from flowctl.wire.zeromq.curve import KeyPair
+from flowctl.wire.zmtp.keys import KeyPair
 
 LIVE = ServerProgram(name="live", summary="", default_port=1935, build=LiveServer)
 STORED = hash_key("a-stream-key-of-a-test", bytes(16))

@@ -17,7 +17,7 @@ from flowctl.control.client import call_operation
 from flowctl.control.effects import KEPT_IN_STORE
 from flowctl.control.place import find_server, servers_here
 from flowctl.wire.media.synthetic import SyntheticSource
-from flowctl.wire.zeromq.curve import KeyPair
+from flowctl.wire.zmtp.keys import KeyPair
 
 __all__ = ["runtime"]  # a fixture
 

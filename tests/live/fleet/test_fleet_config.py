@@ -9,7 +9,7 @@ from source_kit import ROOT
 
 from flowctl.errors import ConfigError
 from flowctl.live.fleet.config import MOST_MEMBERS, read_config
-from flowctl.wire.zeromq.curve import KeyPair
+from flowctl.wire.zmtp.keys import KeyPair
 
 KEY = "0b" * 32
 GOOD = """\

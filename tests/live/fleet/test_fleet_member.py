@@ -23,7 +23,7 @@ from flowctl.live.fleet.member import Member, OtherMember, look_at
 from flowctl.nodes.messenger.delivery import DeliverySettings
 from flowctl.nodes.messenger.message import Destination
 from flowctl.nodes.messenger.messenger import Messenger
-from flowctl.wire.zeromq.curve import KeyPair
+from flowctl.wire.zmtp.keys import KeyPair
 
 CIDR = "192.0.2.1/32"
 

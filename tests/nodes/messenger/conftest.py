@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import zmq
+from zmq_kit import METADATA_OPTION
 
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.nodes.messenger.delivery import DeliverySettings
 from flowctl.nodes.messenger.messenger import Messenger
 from flowctl.nodes.messenger.wire import encode_announcement
-from flowctl.wire.zeromq.line import METADATA_OPTION
 
 WAIT_MS = 20_000
 SLOW = DeliverySettings(retry=Backoff(first_s=30.0, most_s=30.0))

@@ -6,11 +6,10 @@ import asyncio
 
 import pytest
 
-from flowctl.errors import BrokenError, ConfigError, LocalProtocolError
+from flowctl.errors import BrokenError, LocalProtocolError
 from flowctl.nodes.messenger.message import Destination
 from flowctl.nodes.messenger.messenger import Messenger
-from flowctl.wire.zeromq.curve import KeyPair
-from flowctl.wire.zeromq.socket import new_context
+from flowctl.wire.zmtp.keys import KeyPair
 
 WAIT_S = 20.0
 
@@ -113,10 +112,3 @@ async def test_identity_when_a_key_has_a_name_is_that_name_alone(loop_factory, t
         async with Messenger(identity="member", keys=member) as friend:
             await asyncio.wait_for(friend.deliver(friend.make_connection(there), "hello"), WAIT_S)
     assert got == [b"member"]
-
-
-def test_keys_when_given_with_a_context_are_refused():
-    context = new_context()
-    with pytest.raises(ConfigError):
-        Messenger(identity="x", keys=KeyPair.generate(), context=context)
-    context.destroy(linger=0)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import zmq
-from zmq_kit import NEVER_MS
+from zmq_kit import NEVER_MS, dial_curve
 
 from flowctl.nodes.rpc.node import RpcNode
-from flowctl.wire.zeromq.curve import KeyPair, dial_curve
+from flowctl.wire.zmtp.keys import KeyPair
 
 WAIT_MS = 20_000
 

@@ -20,7 +20,7 @@ from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.peers.listener import LIFE_PROPERTY
 from flowctl.nodes.rpc.peers.peer import Reach
 from flowctl.nodes.rpc.wire.addresses import Address
-from flowctl.wire.zeromq.curve import KeyPair
+from flowctl.wire.zmtp.keys import KeyPair
 
 WAIT_S = 20.0
 TAG = b"123456789012345"

@@ -15,7 +15,7 @@ from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.peers.peer import ConnectionID, Reach
 from flowctl.nodes.rpc.wire.addresses import Address
 from flowctl.pollgroup import LoopFactory
-from flowctl.wire.zeromq.curve import KeyPair
+from flowctl.wire.zmtp.keys import KeyPair
 
 WAIT_S = 20.0
 

@@ -14,8 +14,8 @@ from zmtp_kit import DEALER, ROUTER, admit_all, key_pair
 from flowctl.connection import Connection
 from flowctl.pollgroup import PollGroup
 from flowctl.reasons import CloseReason
-from flowctl.wire.zeromq.keytext import KeyEncoding, encode_key
 from flowctl.wire.zmtp import frames as wire
+from flowctl.wire.zmtp.keytext import KeyEncoding, encode_key
 from flowctl.wire.zmtp.mechanism import CurveClient, CurveServer, Null, RefusedError
 from flowctl.wire.zmtp.peer import Heartbeat, ZmtpLimits
 from flowctl.wire.zmtp.session import ZmtpSession

@@ -11,10 +11,10 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.text.fieldtypes import check_type
 from flowctl.errors import ConfigError
 from flowctl.nodes.rpc.wire.frames import FORBIDDEN, FORBIDDEN_SN, NO_REPLY_TAG, NOT_A_SERVICE_NODE
-from flowctl.wire.zeromq.keytext import KEY_BYTES
+from flowctl.wire.zmtp.keytext import KEY_BYTES
 
 _KEY_ROUTE: Final = b"L"
-"""First octet of a routing id that is a public key: ids that begin with a zero, as a key may, are ZeroMQ's own."""
+"""First octet of a routing id that is a public key: ids that begin with a zero, as a key may, are given by listeners."""
 
 
 class AuthLevel(enum.IntEnum):

@@ -11,7 +11,7 @@ from flowctl.nodes.rpc.peers.listener import LIFE_PROPERTY, RpcListener
 from flowctl.nodes.rpc.peers.peer import RpcPeer
 from flowctl.pollgroup import PollGroup
 from flowctl.reasons import CloseReason
-from flowctl.wire.zeromq.curve import KeyPair
+from flowctl.wire.zmtp.keys import KeyPair
 from flowctl.wire.zmtp.link import LinkOptions, ZmtpLink
 from flowctl.wire.zmtp.listen import ROUTER, BoundSocket, ZmtpListener, check_dialler
 from flowctl.wire.zmtp.mechanism import CurveServer, Null, Properties, RefusedError

@@ -46,9 +46,9 @@ from flowctl.nodes.rpc.peers.peer import (
 )
 from flowctl.nodes.rpc.wire import frames as wire
 from flowctl.nodes.rpc.wire.addresses import Address, AddressTransport
-from flowctl.wire.zeromq.curve import KeyPair
 from flowctl.wire.zmtp.frames import IDENTITY, SOCKET_TYPE
 from flowctl.wire.zmtp.inproc import SHARED_NAMES, Dial, InprocNames
+from flowctl.wire.zmtp.keys import KeyPair
 from flowctl.wire.zmtp.link import Link, LinkOptions
 from flowctl.wire.zmtp.listen import ROUTER, BoundSocket, bind_socket
 from flowctl.wire.zmtp.mechanism import CurveClient, Mechanism, Null, Properties
@@ -426,7 +426,7 @@ class Reaching:
             self.duplicate_count += 1
             _log.error("the connection to %s ends: %s; hint: %s", dialled.address, told, DUPLICATE_HINT)
             self._lingering[dialled.address] = (
-                inf  # from now on with routing ids of ZeroMQ's own: there is room for both
+                inf  # from now on with routing ids that the listener gives: there is room for both
             )
             self.hang_up(dialled, told, code=wire.DISCONNECTED)
         elif dialled is not None:
@@ -539,7 +539,7 @@ class Reaching:
     def _accept_within(self, number: int, dial: Dial) -> None:
         level = self.admission.decide_inproc(number)
         if level is None or self._calls.stopping:
-            return  # it hears nothing, as one that ZeroMQ refuses
+            return  # it hears nothing
         end = dial.accept(self._calls.group, ROUTER)
         peer = self._listener(number).enter(end, b"", PeerIdentity(auth=level))
         if peer is not None:

@@ -20,7 +20,7 @@ from typing import Final, Self
 from flowctl.core.text.addresses import LAST_PORT, join_host_port
 from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
-from flowctl.wire.zeromq.keytext import KEY_BYTES, LETTERS, KeyEncoding, decode_key, encode_key
+from flowctl.wire.zmtp.keytext import KEY_BYTES, LETTERS, KeyEncoding, decode_key, encode_key
 
 MOST_CHARS: Final = 512
 """Longest address: a host name has 253 characters at most, a key 64."""

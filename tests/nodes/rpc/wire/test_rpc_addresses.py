@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
 from flowctl.nodes.rpc.wire.addresses import MOST_CHARS, MOST_PATH_BYTES, Address, AddressTransport
-from flowctl.wire.zeromq.keytext import KeyEncoding, encode_key
+from flowctl.wire.zmtp.keytext import KeyEncoding, encode_key
 
 KEY = bytes.fromhex("f16ba5591039f089b42a834175093094074d0d937a79e53e5ce730f946e14b88")
 HEX = KEY.hex()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import zmq
+from zmq_kit import serve_curve
 
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.errors import LocalProtocolError, RpcError
@@ -21,7 +22,7 @@ from flowctl.nodes.rpc.node import RequestFuture, RpcNode
 from flowctl.nodes.rpc.peers import dialled, reaching
 from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES, ConnectionID
 from flowctl.nodes.rpc.wire.frames import make_tag, read_tag
-from flowctl.wire.zeromq.curve import KeyPair, serve_curve
+from flowctl.wire.zmtp.keys import KeyPair
 
 WAIT_S = 20.0
 QUICK = Backoff(first_s=0.05, most_s=0.1)

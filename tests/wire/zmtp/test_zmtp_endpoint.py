@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowctl import ConfigError, Destination, RpcNode
-from flowctl.wire.zeromq.endpoint import check_port
+from flowctl.wire.zmtp.endpoint import check_port
 
 
 @pytest.mark.parametrize(

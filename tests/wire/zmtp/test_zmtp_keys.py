@@ -13,8 +13,8 @@ import pytest
 import zmq.auth
 
 from flowctl.errors import ConfigError
-from flowctl.wire.zeromq.curve import KeyPair, public_of
-from flowctl.wire.zeromq.keytext import KeyEncoding, encode_key
+from flowctl.wire.zmtp.keys import KeyPair, public_of
+from flowctl.wire.zmtp.keytext import KeyEncoding, encode_key
 
 
 def test_keys_when_generated_belong_together():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
-from flowctl.wire.zeromq.keytext import KEY_BYTES, LETTERS, KeyEncoding, decode_key, encode_key, parse_key
+from flowctl.wire.zmtp.keytext import KEY_BYTES, LETTERS, KeyEncoding, decode_key, encode_key, parse_key
 
 KEYS = st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES)
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-import zmq
+import nacl.bindings as sodium
 
 from flowctl.core.text.printable import short
 from flowctl.core.text.private import check_private
 from flowctl.core.text.userfiles import text_of
 from flowctl.errors import ConfigError
-from flowctl.wire.zeromq.keytext import KEY_BYTES, KeyEncoding, decode_key, encode_key
+from flowctl.wire.zmtp.keytext import KEY_BYTES, KeyEncoding, decode_key, encode_key
 
 _MOST_FILE_BYTES: Final = 4096
 """Largest file with keys: it may hold comments, and metadata of other programs."""
@@ -63,9 +63,7 @@ class KeyPair:
     @classmethod
     def generate(cls) -> Self:
         """Return a new key pair."""
-        _check_has_curve()
-        public, secret = zmq.curve_keypair()
-        return cls(_octets(public), _octets(secret))
+        return cls(*sodium.crypto_box_keypair())
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -140,24 +138,9 @@ def node_keys(keys: KeyPair | None, public: bytes, secret: bytes, *, known: str 
     return KeyPair.generate()
 
 
-def serve_curve(raw: zmq.Socket[bytes], keys: KeyPair) -> None:
-    """Have a socket that listens take encrypted connections only."""
-    raw.set(zmq.CURVE_SERVER, 1)
-    raw.set(zmq.CURVE_PUBLICKEY, keys.public)
-    raw.set(zmq.CURVE_SECRETKEY, keys.secret)
-
-
-def dial_curve(raw: zmq.Socket[bytes], keys: KeyPair, pubkey: bytes) -> None:
-    """Have a socket that dials prove its key, and talk only to the peer with the key `pubkey`."""
-    raw.set(zmq.CURVE_SERVERKEY, pubkey)
-    raw.set(zmq.CURVE_PUBLICKEY, keys.public)
-    raw.set(zmq.CURVE_SECRETKEY, keys.secret)
-
-
 def public_of(secret: bytes) -> bytes:
     """Return the public key of a secret one of 32 octets."""
-    _check_has_curve()
-    return _octets(zmq.curve_public(encode_key(secret, KeyEncoding.Z85).encode("ascii")))
+    return bytes(sodium.crypto_scalarmult_base(secret))
 
 
 def _keys_in(text: str) -> tuple[bytes, bytes] | None:
@@ -171,14 +154,3 @@ def _keys_in(text: str) -> tuple[bytes, bytes] | None:
         return keys["public-key"], keys["secret-key"]
     except KeyError:
         return None
-
-
-def _octets(z85: bytes) -> bytes:
-    key = decode_key(z85.decode("ascii"), KeyEncoding.Z85)
-    assert key is not None  # noqa: S101  (ZeroMQ's own letters)
-    return key
-
-
-def _check_has_curve() -> None:
-    if not zmq.has("curve"):
-        raise ConfigError("this libzmq has no CURVE", hint="install a pyzmq wheel, which comes with one that has")
