@@ -87,8 +87,8 @@ LAYERS = {
     "admin": layer("live.admin", "words text loop access server live control"),
     "cluster": layer(
         "live.cluster",
-        "words text folders flow rtmp access outgoing judging outcomes charts log loop keys zmtp rpc scheduler diffusion "
-        "sending receiver fanout streams connection server telemetry client live fleet control admin",
+        "words text folders flow rtmp access outgoing judging outcomes charts log loop keys zmtp rpc scheduler "
+        "diffusion sending receiver fanout streams connection server telemetry client live fleet control admin",
     ),
     "remux": layer(
         "live.remux live.playback",

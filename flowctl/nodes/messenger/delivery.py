@@ -1,8 +1,8 @@
 """Delivery to one peer (pure): pending until acknowledged, tried again with backoff, given up at last; and its credit.
 
 Theory of operation. A message is *unacknowledged* from `submit` to its outcome: acknowledged, or given up because its
-deadline passed or its attempts are used up. In that time it is in one of three places: *ready* (to be handed to
-a connection by `take_ready`), *under way* (with a time for the next attempt), or *waiting* for an ordered one before it.
+deadline passed or its attempts are used up. In that time it is in one of three places: *ready* (to be sent by
+`take_ready`), *under way* (with a time for the next attempt), or *waiting* for an ordered one before it.
 
 Order. Where the peer understands the extension, each ordered message names the one before it, and the peer holds it
 back until that was handled. Without the extension one ordered message is under way at a time. Before the peer's first

@@ -674,7 +674,7 @@ class RpcNode:
             on_failure: called, with why, when it has not answered in time.
             timeout_s: how long to wait for its answer, in seconds.
             auth: what it may call here.
-            ephemeral_routing_id: whether the listener is to know this connection by an id that it gives itself, and not by
+            ephemeral_routing_id: whether the listener is to know this connection by an id that it gives, and not by
                 that of this node, of which it knows one connection: the last. A second connection to the same address
                 has such a one anyway.
 

@@ -14,7 +14,7 @@ from flowctl.nodes.rpc.wire.frames import FORBIDDEN, FORBIDDEN_SN, NO_REPLY_TAG,
 from flowctl.wire.zmtp.keytext import KEY_BYTES
 
 _KEY_ROUTE: Final = b"L"
-"""First octet of a routing id that is a public key: ids that begin with a zero, as a key may, are given by listeners."""
+"""First octet of a routing id that is a public key: ids that begin with a zero, as a key may, listeners give."""
 
 
 class AuthLevel(enum.IntEnum):
