@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 import pytest
-from connection_kit import wait_until
 from zmq_kit import ask
 
 from flowctl.nodes.rpc import serving
@@ -76,17 +75,11 @@ def test_streams_when_their_taker_never_reads_have_one_item_waiting(listening):
     for _ in range(200):
         deaf.send_multipart([b"a.items", tag])
     other = dial()
-    while not node.statistics().unsent_count or not made[0]:
+    while node.statistics().unsent_count < 200:  # until all of them wait
         assert ask(other, b"a.echo", b"t") == [b"REPLY", b"t"]
     ((deaf_peer, _),) = ([*item.routes.values()] for item in node._reaching.listeners.values())
-    wait_until(lambda: len(node._serving.tasks) == 200, "all streams are there")
-    before = -1
-    while before != made[0]:  # until the system holds no more for it
-        before = made[0]
-        for _ in range(100):
-            assert ask(other, b"a.echo", b"t") == [b"REPLY", b"t"]
+    assert len(node._serving.tasks) == 200
     assert made[0] < 100
-    assert not deaf_peer.link.drained
     assert deaf_peer.link.waiting_bytes < 2 * 500_000
 
 
