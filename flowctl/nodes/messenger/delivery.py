@@ -222,21 +222,32 @@ class Delivery:
         decided, self._decided = self._decided, []
         return decided
 
-    def note_taken(self, messages: Iterable[Outgoing], now: float) -> None:
+    def note_taken(self, messages: Sequence[Outgoing], now: float) -> None:
         """Note that these messages were taken."""
-        if self._core.would_block:
+        if messages and self._core.would_block:
             for message in messages:
                 self._refused.pop(message.message_id, None)
             self._has_retried = False
             self._unblock(now)
 
+    def put_back(self, messages: Sequence[Outgoing], now: float) -> None:
+        """Take back, in their order, what found no room in its connection: that was no attempt, and has no time."""
+        for message in reversed(messages):
+            message.attempts -= 1
+            self.retry_count -= message.attempts > 0
+            self._timers.take(message.message_id)
+            if message.deadline is not None:
+                self._timers.add(message.message_id, message, max(0.0, message.deadline))
+            self.ready.appendleft(message)
+        self._block(now)
+
     def note_refused(self, messages: Iterable[Outgoing], now: float) -> None:
-        """Note that these were refused: no connection, or too much waits. They wait for their next attempt."""
+        """Note that these were refused, for there is no connection. They wait for their next attempt."""
         for message in messages:
             if not message.settled:
                 self._refused[message.message_id] = message
-        if self._refused and not self._core.would_block:
-            self._note(self._core.blocked(self._load(now), now))
+        if self._refused:
+            self._block(now)
 
     def retry_refused(self) -> bool:
         """Make ready what was refused, for the peer showed life; return whether there is any.
@@ -341,6 +352,10 @@ class Delivery:
         return iter(list(self._unacknowledged.values()))
 
     # --- inner steps ---------------------------------------------------------------------------------------------
+
+    def _block(self, now: float) -> None:
+        if not self._core.would_block:
+            self._note(self._core.blocked(self._load(now), now))
 
     def _enter(self, message: Outgoing, now: float) -> None:
         message.since = now

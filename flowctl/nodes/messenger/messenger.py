@@ -46,6 +46,8 @@ FailureHandler = Callable[["Messenger", Failure], object]
 StateHandler = Callable[["Messenger", To, StateChange], object]
 """Called at each change of a peer's send state; may be a coroutine function."""
 
+MOST_PAYLOAD_FRAMES: Final = 1000
+"""Most further frames of a message."""
 MAX_REMEMBERED: Final = 20_000
 """Peers that have left whose messages are remembered: some 40 MB. The earliest are forgotten first, on the disk too; a
 message that one of them sends again afterwards is handled again."""
@@ -154,6 +156,7 @@ class Messenger:
         self._max_peers: Final = max_peers
         self._keys: Final = keys
         self._allow: Final = allow
+        self._link_options: Final = link_options(max_message_bytes, self._settings.window)
         self._on_error: Final = on_error
         self._loop_factory: Final = loop_factory
         self._lock: Final = OwnedLock()  # a leaf: nothing of the user's, no socket and no store is touched under it
@@ -354,6 +357,8 @@ class Messenger:
         body = message.encode() if isinstance(message, str) else bytes(message)
         frames = tuple(bytes(frame) for frame in payload)
         outgoing = Outgoing(0, 0, remote_callback_id, body, frames, ordered)
+        if len(frames) > MOST_PAYLOAD_FRAMES:  # it would be thrown away where it comes
+            raise LocalProtocolError(f"a message has {len(frames)} further frames, the most are {MOST_PAYLOAD_FRAMES}")
         if outgoing.size_bytes > self._max_message_bytes:
             raise LocalProtocolError(
                 f"a message of {outgoing.size_bytes} bytes is larger than max_message_bytes ({self._max_message_bytes})"
@@ -580,16 +585,21 @@ class Messenger:
             return True
         if self._names.get(key, route) != route:
             return False
-        peer, link = endpoint.peers.get(route), endpoint.link_to(route)
+        peer = endpoint.peers.get(route)
         if peer is not None and peer.pubkey:
             return peer.pubkey == key
-        if not key:  # it is in this process
-            return True
-        if link is not None and link.key != key:  # it has not said anything yet
-            return False
+        return not key or self._keys_of(endpoint, route) <= {key}  # without a key it is in this process
+
+    def _keys_of(self, endpoint: MessengerSocket, route: bytes) -> set[bytes]:
+        """Return the keys that have an identity, or claim it: by any way to the listener, and of a peer gone."""
         # Each way to listener 0 has its own socket; an identity is one and the same there.
-        ways = [self._listeners[0], *self._ways()] if endpoint.number <= 0 else []
-        return all(way.peers[route].pubkey in {b"", key} for way in ways if route in way.peers)
+        ways = [self._listeners[0], *self._ways()] if endpoint.number <= 0 and 0 in self._listeners else [endpoint]
+        links = (way.link_to(route) for way in ways)
+        keys = {link.key for link in links if link is not None}
+        keys |= {way.peers[route].pubkey for way in ways if route in way.peers}
+        with self._lock:
+            keys |= {self._remembered[key][1] for way in ways if (key := way.key_of(route)) in self._remembered}
+        return keys - {b""}
 
     def connected(self, endpoint: MessengerSocket, route: bytes) -> None:
         peer = endpoint.peers.get(route)
@@ -597,6 +607,7 @@ class Messenger:
             return
         if self._outbound.learn_by_handshake(peer, connects=True) is not None:
             self._outbound.retry_peer(peer)
+            self._outbound.wake(peer)
 
     def refused(self) -> None:
         self._inbound.refused_count += 1
@@ -649,11 +660,10 @@ class Messenger:
 
     def _open_socket(self, endpoint: MessengerSocket, address: str, pubkey: bytes = b"") -> None:
         endpoint.prepare(self._running_group(), self, self._outbound.life)
-        options = link_options(self._max_message_bytes, self._settings.window)
         if endpoint.is_router:
-            endpoint.bind(address, options, self._keys)
+            endpoint.bind(address, self._link_options, self._keys)
         else:
-            endpoint.connect(address, options, self._keys, pubkey)
+            endpoint.connect(address, self._link_options, self._keys, pubkey)
 
     def _add_peer(self, endpoint: MessengerSocket, route: bytes) -> MessengerPeer:
         key = endpoint.key_of(route)
@@ -749,9 +759,11 @@ class Messenger:
         """Return who `to` is; any thread."""
         if isinstance(to, tuple):
             endpoint, route = self._listener(to[0]), as_identity(to[1])
+            if to[0] == 0:  # it may have come by another way
+                ways = [endpoint, *self._ways()]
+                known = (way for way in ways if route in way.peers)
+                endpoint = next((way for way in ways if way.link_to(route) is not None), next(known, endpoint))
             peer = endpoint.peers.get(route)
-            if peer is None and to[0] == 0:  # it may have come by another way
-                peer = next((way.peers[route] for way in self._ways() if route in way.peers), None)
             if peer is None:
                 if not 0 < len(route) <= MAX_IDENTITY_BYTES:
                     raise LocalProtocolError(f"an identity has 1 to {MAX_IDENTITY_BYTES} bytes, not {len(route)}")
@@ -793,9 +805,9 @@ class Messenger:
                 self._inbound.note_malformed(error)
                 return
             peer = self._add_peer(endpoint, route)
-            if peer.pubkey not in {b"", pubkey}:  # it was known before, and forgotten
-                self._inbound.refused_count += 1
-                return
+        if peer.pubkey not in {b"", pubkey}:  # it was known before, and forgotten
+            self._inbound.refused_count += 1
+            return
         peer.pubkey = pubkey
         self._inbound.received(peer, frames[1], frames[2:])
 

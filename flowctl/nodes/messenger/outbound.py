@@ -346,11 +346,17 @@ class MessengerOutbound:
             self.sent_count += count
             if count and peer.unheard_since is None:
                 peer.unheard_since = now
+            full = count < len(batch) and reachable and peer.link is not None
             with self._lock:
                 delivery.note_taken(batch[:count], now)
-                if count < len(batch):
+                if full:
+                    delivery.put_back(batch[count:], now)
+                elif count < len(batch):
                     reachable = False
                     delivery.note_refused(batch[count:], now)
+            if full:
+                self._await_room(peer)
+                break
         else:
             self.wake(peer)
         self._look_after(peer)
@@ -367,11 +373,22 @@ class MessengerOutbound:
                 frames = [frame, extension.encode(), *message.payload]
             else:
                 frames = [frame, *message.payload]
-            if not send(frames):  # no connection, or too much waits for it: it is tried again
-                if (link := peer.link) is not None:
-                    link.when_drained(lambda taken: self._group().call_soon(self.retry_peer, peer) if taken else None)
+            if not send(frames):  # no connection, or too much waits for it
                 return index
         return len(batch)
+
+    def _await_room(self, peer: MessengerPeer) -> None:
+        """Go on sending once all that waits in its connection is on its way, or the next connection is there."""
+        link = peer.link
+        if link is None or peer.awaits_room:
+            return
+        peer.awaits_room = True
+
+        def go_on() -> None:
+            peer.awaits_room = False
+            self.wake(peer)
+
+        link.when_drained(lambda _: self._group().call_soon(go_on))
 
     def _look_after(self, peer: MessengerPeer) -> None:
         """Set the time of the next attempt, and announce what became of the state."""

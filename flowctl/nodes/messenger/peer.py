@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from errno import EADDRINUSE
-from functools import partial
 from typing import Final, Protocol
 
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.core.sending.contract import SendOutcome
-from flowctl.errors import BusyError, LocalProtocolError
+from flowctl.errors import BusyError, ClosedError, LocalProtocolError
 from flowctl.nodes.messenger.arrivals import Arrivals
 from flowctl.nodes.messenger.delivery import Delivery
 from flowctl.nodes.messenger.message import To
@@ -65,6 +64,7 @@ class MessengerPeer:
     handling_bytes: int = 0
     echo_count: int = 0  #: unacknowledged echoes that it has asked for
     pubkey: bytes = b""  #: public key that it came with first; empty: not known, or it has none
+    awaits_room: bool = False  #: it is sent to again when what waits in its connection has gone
     queued: bool = False  #: in the list of peers to send to; under the messenger's lock
     releasing: bool = False  #: messages that waited for another are being handled
     timer_at: float | None = None  #: when it looks after its messages next; None: never
@@ -173,7 +173,7 @@ class MessengerSocket:
         scheme, _, name = address.partition("://")
         try:
             if scheme == "inproc":
-                SHARED_NAMES.bind(name, partial(self._group.call_soon, self._accept_within))
+                SHARED_NAMES.bind(name, self._dialled_within)
                 self.address = address
                 return
             bound = bind_socket(address)
@@ -221,7 +221,7 @@ class MessengerSocket:
             for link in list(self._listener.links):
                 link.end("the messenger was stopped")
         else:
-            SHARED_NAMES.unbind(self.address.partition("://")[2])
+            SHARED_NAMES.unbind(self._name, self._dialled_within)
             for within in self._routes.values():
                 within.end("the messenger was stopped")
 
@@ -253,26 +253,39 @@ class MessengerSocket:
     def take(self, link: Link, route: bytes | None, frames: list[bytes]) -> None:
         """Take a message of a connection to this listener.
 
-        One whose identity another has taken is heard no more. A messenger's ends, so that it comes again, and is told;
-        a raw peer would take over from its successor, and so on for ever.
+        One that may not speak ends, and may come again. One whose identity another has taken is heard no more: a
+        messenger's ends, so that it comes again, and is told; a raw peer would take over from its successor, and so on
+        for ever.
         """
         if route is not None and self._routes.get(route) is link:
             self._owner.received(self, route, frames)
             return
         self._owner.refused()
-        if route is not None:
-            if announced_by(link):
-                link.cut()
-            else:
-                link.hold("another connection has its identity")
+        if route is None or announced_by(link):
+            link.cut()
+        else:
+            link.hold("another connection has its identity")
 
     def _up(self, link: Link) -> None:
         if self._dialler is not None:
             self._dialler.redials.tries = 0
         self._owner.connected(self, b"")
 
+    @property
+    def _name(self) -> str:
+        return self.address.partition("://")[2]
+
+    def _dialled_within(self, dial: Dial) -> None:
+        """Take one of this process that dials; any thread."""
+        try:
+            self._group.call_soon(self._accept_within, dial)
+        except ClosedError:
+            SHARED_NAMES.unbind(self._name, self._dialled_within)
+            SHARED_NAMES.dial(self._name, dial)
+
     def _accept_within(self, dial: Dial) -> None:
         if self.closed:
+            SHARED_NAMES.dial(self._name, dial)  # of the next that listens there
             return
         end = dial.accept(self._group, self.own)
         route = self.enter(end)

@@ -95,7 +95,7 @@ class ZmtpDialler:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 sock = await _connected(self._scheme, self._place)
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError, UnicodeError):  # the last of a name that cannot be one
             self._failed()
             return
         link = ZmtpLink(

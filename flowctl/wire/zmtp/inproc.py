@@ -42,7 +42,7 @@ class DirectEnd:
     odd_count: Final = 0
     other: DirectEnd
     message: Callable[[list[bytes]], object]  #: called with each message
-    gone: Callable[[], object]  #: called when the other end has ended it
+    gone: Callable[[], object]  #: called once it has ended
 
     def __init__(self, group: PollGroup, said: Properties) -> None:
         self._group: Final = group
@@ -51,6 +51,7 @@ class DirectEnd:
         self._woken = self._over = self._held = False
         self._sent_bytes = self.taken_bytes = 0
         self.waiters: list[Callable[[bool], object]] = []
+        self.message = self.gone = _ignore
 
     # --- Link ----------------------------------------------------------------------------------------------------
 
@@ -76,7 +77,7 @@ class DirectEnd:
             return DROPPED[SendState.HARD_LIMIT]
         self._sent_bytes += _size_of(frames)
         self.other.put(list(frames))
-        return ACCEPTED[SendState.READY]
+        return ACCEPTED[self.state]
 
     def when_drained(self, callback: Callable[[bool], object]) -> None:
         self.waiters.append(callback)
@@ -92,6 +93,7 @@ class DirectEnd:
             self._over = True
             self.other.put(None)
             self.tell_waiters()
+            self.soon(self._tell_gone)
 
     def cut(self) -> None:
         self.end("")
@@ -132,6 +134,9 @@ class DirectEnd:
             self._group.report("a message within the process", error)
         self.taken_bytes += _size_of(frames)
 
+    def _tell_gone(self) -> None:
+        self.gone()
+
     def _end_by_other(self) -> None:
         if not self._over:
             self._over = True
@@ -171,9 +176,11 @@ class InprocNames:
         for dial in waiting:
             accept(dial)
 
-    def unbind(self, name: str) -> None:
+    def unbind(self, name: str, accept: Callable[[Dial], object]) -> None:
+        """End the listening at `name`, unless another one listens there by now."""
         with self._lock:
-            self._accepts.pop(name, None)
+            if self._accepts.get(name) == accept:
+                del self._accepts[name]
 
     def dial(self, name: str, dial: Dial) -> None:
         """Have the listener at `name` accept, now or once there is one."""
@@ -216,6 +223,10 @@ class Dial:
 
 SHARED_NAMES: Final = InprocNames()
 """Those of the process."""
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing."""
 
 
 def _size_of(frames: Sequence[bytes]) -> int:

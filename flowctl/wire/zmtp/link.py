@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from flowctl.connection import Connection
@@ -25,8 +25,29 @@ from flowctl.wire.zmtp.mechanism import Mechanism, Properties
 from flowctl.wire.zmtp.peer import Heartbeat, ZmtpLimits
 from flowctl.wire.zmtp.session import ZmtpSession
 
+MOST_UNFINISHED_BYTES: Final = 256 << 20
+"""Bytes that are kept of messages that have not come wholly, of all links of a node or messenger."""
 _CREDENTIALS: Final = struct.Struct("iII")
 """Process, user and group of a peer, as Linux tells them (``struct ucred``)."""
+
+
+class UnfinishedRoom:
+    """What is kept of messages that have not come wholly, of all links of one owner; the thread of its group."""
+
+    def __init__(self) -> None:
+        self._most_bytes: Final = MOST_UNFINISHED_BYTES
+        self._held: Final[dict[ZmtpLink, int]] = {}
+        self._total_bytes = 0
+
+    def note(self, link: ZmtpLink, size_bytes: int) -> None:
+        """Note how much is kept of a link's; where it is too much for all together, end the one that has most."""
+        self._total_bytes += size_bytes - self._held.pop(link, 0)
+        if size_bytes:
+            self._held[link] = size_bytes
+        while self._total_bytes > self._most_bytes:
+            most = max(self._held, key=self._held.__getitem__)
+            self._total_bytes -= self._held.pop(most)
+            most.end("it has most of what came of messages that are not whole, which is too much for all together")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +59,14 @@ class LinkOptions:
         messages: of what comes.
         dead_after_s: time without a word after which a peer counts as dead, in seconds; it is asked after half of it.
         line_dead_after_s: time after which the system takes a line for dead whose other end acknowledges nothing.
+        room: shared by all links of an owner.
     """
 
     limits: Limits
     messages: ZmtpLimits
     dead_after_s: float = 30.0
     line_dead_after_s: float = 30.0
+    room: UnfinishedRoom = field(default_factory=UnfinishedRoom)
 
 
 class Link(Protocol):
@@ -127,6 +150,9 @@ class ZmtpLink(ZmtpSession):
             peer=_peer_of(sock),
         )
         connection.live_on(group)
+
+    def unfinished_changed(self, size_bytes: int) -> None:
+        self._options.room.note(self, size_bytes)
 
     # --- Link ----------------------------------------------------------------------------------------------------
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import mktemp
 from typing import Final
@@ -95,13 +97,25 @@ def _bind_unix(rest: str) -> BoundSocket:
             _listen(sock)
             return BoundSocket(sock, f"ipc://{rest}")
         path = Path(rest)
-        _make_way(path)
-        sock.bind(rest)
-        _listen(sock)
-        return BoundSocket(sock, f"ipc://{rest}", path)
+        with _alone_in(path.parent):
+            _make_way(path)
+            sock.bind(rest)
+            _listen(sock)
+            return BoundSocket(sock, f"ipc://{rest}", path)
     except BaseException:
         sock.close()
         raise
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep others from taking what is bound here, and does not listen yet, for what one that was killed has left."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _make_way(path: Path) -> None:

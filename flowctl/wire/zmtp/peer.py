@@ -90,6 +90,7 @@ class ZmtpPeer:
         "_most_bytes",
         "_part_count",
         "_parts",
+        "_plain",
         "_send",
         "_stage",
         "_stops",
@@ -126,6 +127,7 @@ class ZmtpPeer:
         self._begun = bytearray()  # a large frame that has not come wholly
         self._missing = self._flags = 0  # octets of that one that are still to come, and its flags
         self._stage = _GREETING
+        self._plain = False  # a frame is a part as it is
         self.too_long_count = 0  #: messages of too many parts, thrown away
         self.heard_at = 0.0  #: when something came last
         self.asked_at = 0.0  #: when it was asked last
@@ -136,6 +138,11 @@ class ZmtpPeer:
     def open(self) -> bool:
         """Whether the handshake is over, and messages may be sent."""
         return self._stage is _OPEN
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes that are kept here of a message that has not come wholly."""
+        return self._message_bytes + len(self._begun)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -194,8 +201,11 @@ class ZmtpPeer:
                     at = size
                 break
             at = end
-            self._take_frame(flags, bytes(data[start:end]))
-            most_bytes = self._most_bytes
+            if self._plain and not flags & wire.COMMAND:
+                self._take_part(flags, bytes(data[start:end]))
+            else:
+                self._take_frame(flags, bytes(data[start:end]))
+                most_bytes = self._most_bytes
         return at
 
     def look(self, now: float) -> float:
@@ -266,6 +276,7 @@ class ZmtpPeer:
             raise
         if self._mechanism.done:
             self._stage = _OPEN
+            self._plain = self._mechanism.name != CURVE
             self._most_bytes = self._limits.part_bytes + (SEALED_BYTES if self._mechanism.name == CURVE else 0)
             self._handshaken()
 
@@ -273,7 +284,10 @@ class ZmtpPeer:
         flags, body = self._mechanism.open(flags, body)
         if flags & wire.COMMAND:
             self._heed(*wire.read_command(body))
-            return
+        else:
+            self._take_part(flags, body)
+
+    def _take_part(self, flags: int, body: bytes) -> None:
         parts, limits = self._parts, self._limits
         parts.append(body)
         if not (flags & wire.MORE or self._part_count):

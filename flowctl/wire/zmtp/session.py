@@ -39,7 +39,7 @@ class ZmtpSession(Session):
         heartbeat: None: a silent peer is not asked.
     """
 
-    __slots__ = ("_gathered", "_gathered_bytes", "_gone", "_turn_ends", "_turn_ends_at", "zmtp")
+    __slots__ = ("_gathered", "_gathered_bytes", "_gone", "_turn_ends", "_turn_ends_at", "_unfinished_bytes", "zmtp")
     pinned = True
 
     def __init__(
@@ -61,7 +61,7 @@ class ZmtpSession(Session):
         )
         self._gone: Final = gone
         self._gathered: list[bytes] | None = None  # while input is handled, or until the turn of the loop ends
-        self._gathered_bytes = 0
+        self._gathered_bytes = self._unfinished_bytes = 0
         self._turn_ends = False  # that is to be told
         self._turn_ends_at = 0.0  # of the handling of input
 
@@ -74,7 +74,7 @@ class ZmtpSession(Session):
         octets, sender = self.zmtp.octets_of(frames), self.connection.sender
         if self._gathered is None:
             self._gather_rest()
-        elif not droppable and sender.state is SendState.READY:
+        elif not droppable and sender.state is SendState.READY and len(octets) < _GATHERED_BYTES:
             self._gather(octets)
             return None
         else:
@@ -105,6 +105,9 @@ class ZmtpSession(Session):
         self._turn_ends_at = connection.now() + _TURN_S
         try:
             taken = zmtp.receive(data, connection.now())
+            if zmtp.unfinished_bytes != self._unfinished_bytes:
+                self._unfinished_bytes = zmtp.unfinished_bytes
+                self.unfinished_changed(self._unfinished_bytes)
         except RefusedError as error:
             self._flush()
             if error.told:
@@ -123,6 +126,9 @@ class ZmtpSession(Session):
             return InputResult(InputVerdict.BLOCK, taken)
         return InputResult(InputVerdict.NEED_MORE, taken) if taken < len(data) else DONE
 
+    def unfinished_changed(self, size_bytes: int) -> None:
+        """Note how much is kept of a message that has not come wholly; for subclasses."""
+
     def timer(self, now: float) -> None:
         if not self.zmtp.open:
             raise LimitExceededError("handshake_time_s", now - self.connection.opened_at, HANDSHAKE_S)
@@ -131,6 +137,7 @@ class ZmtpSession(Session):
         self._look()
 
     def closed(self, reason: CloseReason, details: str) -> None:
+        self.unfinished_changed(0)
         self._gone(reason, details)
 
     # --- inner steps ---------------------------------------------------------------------------------------------

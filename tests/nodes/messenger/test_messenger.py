@@ -519,3 +519,25 @@ def test_acknowledgement_when_asked_for_on_receipt_does_not_wait_for_the_handler
     dealer.send_multipart([b"", b"0-0-0-slow"])
     assert dealer.recv_multipart()[2] == b"0-0-2-"
     never.set()
+
+
+async def test_connection_within_the_process_when_its_listener_has_closed_before_it_accepted_goes_to_the_next(
+    loop_factory,
+):
+    place, got = Destination.inproc("s", "passed on"), []
+    async with Messenger(identity="client") as client:
+        first = Messenger(identity="first")
+        await first.__aenter__()
+        first.listen_for_connection(place, "s")
+        connection = client.make_connection(place)
+        first.stop()
+        async with Messenger(identity="second") as second:
+            second.listen_for_connection(place, "s", lambda _, message: got.append(message.message))
+            await client.deliver(connection, "hello", deadline=WAIT_S)
+    assert got == [b"hello"]
+
+
+def test_message_when_it_has_more_frames_than_are_taken_is_refused_to_its_sender(make, address):
+    client = make("client")
+    with pytest.raises(LocalProtocolError, match="1001 further frames, the most are 1000"):
+        client.send_message(client.make_connection(at(address)), "x", payload=[b""] * 1001)

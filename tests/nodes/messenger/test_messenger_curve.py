@@ -112,3 +112,43 @@ async def test_identity_when_a_key_has_a_name_is_that_name_alone(loop_factory, t
         async with Messenger(identity="member", keys=member) as friend:
             await asyncio.wait_for(friend.deliver(friend.make_connection(there), "hello"), WAIT_S)
     assert got == [b"member"]
+
+
+async def test_identity_when_its_owner_was_forgotten_is_not_given_to_another_key(loop_factory, tmp_path):
+    """Room for one peer: each that comes makes it forget the last, but not whose the identity is."""
+    own, owner, other, thief = (KeyPair.generate() for _ in range(4))
+    place, got = f"ipc://{tmp_path}/m", []
+    async with Messenger(identity="own", keys=own, max_peers=1) as receiver:
+        receiver.listen_for_connection(Destination("own", place), "own", lambda _, message: got.append(message.message))
+
+        async def say(identity: str, keys: KeyPair, text: str, deadline: float) -> None:
+            async with Messenger(identity=identity, keys=keys) as sender:
+                await sender.deliver(
+                    sender.make_connection(Destination("own", place, own.public)), text, deadline=deadline
+                )
+
+        await say("x", owner, "first", WAIT_S)
+        await say("y", other, "between", WAIT_S)
+        with pytest.raises(BrokenError):
+            await say("x", thief, "stolen", 1.5)
+        await say("x", owner, "second", WAIT_S)
+    assert got == [b"first", b"between", b"second"]
+
+
+async def test_identity_when_two_keys_come_with_it_by_two_ways_is_of_the_first_before_it_has_spoken(
+    loop_factory, tmp_path
+):
+    own, first, second = (KeyPair.generate() for _ in range(3))
+    async with (
+        Messenger(0, identity="own", ipc_dir=tmp_path, keys=own) as receiver,
+        Messenger(identity="x", keys=first) as owner,
+        Messenger(identity="x", keys=second) as thief,
+    ):
+        tcp, ipc, _ = receiver.endpoints()
+        connection = owner.make_connection(Destination("own", tcp, own.public))
+        while owner._connections[connection].link_to(b"") is None:  # noqa: ASYNC110  (nothing tells of it)
+            await asyncio.sleep(0.01)
+        with pytest.raises(BrokenError):
+            await thief.deliver(thief.make_connection(Destination("own", ipc, own.public)), "stolen", deadline=0.5)
+        await owner.deliver(connection, "hello", deadline=WAIT_S)
+        assert receiver.statistics().received == 1

@@ -13,7 +13,9 @@ from queue import Queue
 
 import pytest
 import zmq
+from connection_kit import wait_until
 
+from flowctl.core.flow.state import SendState
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.nodes.messenger.arrivals import (
     HELD_COST_BYTES,
@@ -112,6 +114,29 @@ def test_echoes_when_nobody_acknowledges_them_leave_the_room_to_the_application(
     assert messenger.statistics().refused >= 11
     assert messenger.statistics().pending_bytes <= 5000
     assert messenger.send_message((0, b"deaf0"), bytes(4000)) >= 0
+
+
+def test_messages_when_their_peer_speaks_and_does_not_read_wait_and_use_no_attempts_up(server, dial):
+    """What finds no room in its connection was not tried, and goes when there is some."""
+    failed = Queue()
+    messenger = server(None, max_message_bytes=2_000_000)
+    deaf = dial(b"deaf")
+    say(deaf, 0, b"hello")
+    assert is_acknowledged(deaf)
+    for _ in range(60):
+        messenger.send_message((0, b"deaf"), bytes(1_000_000), on_failure=lambda _, failure: failed.put(failure))
+    wait_until(lambda: messenger.send_state((0, b"deaf")) is not SendState.READY, "there is no room")
+    for number in range(1, 50):
+        say(deaf, number, b"still here")
+    wait_until(lambda: messenger.statistics().received == 50, "it is heard")
+    numbers = set()
+    while len(numbers) < 60:
+        body = deaf.recv_multipart()[-1]
+        if len(body) > 1_000_000:
+            numbers.add(body.partition(b"-")[0])
+            deaf.send_multipart([b"", body.partition(b"-")[0] + b"-0-2-"])
+    wait_until(lambda: messenger.pending_count((0, b"deaf")) == 0, "all are acknowledged")
+    assert (messenger.statistics().sent, messenger.statistics().retries, failed.qsize()) == (60, 0, 0)
 
 
 def test_held_messages_when_a_peer_has_many_names_are_bounded_over_all():

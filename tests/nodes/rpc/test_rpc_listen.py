@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 
 import pytest
 from connection_kit import wait_until
@@ -21,6 +23,7 @@ from flowctl.nodes.rpc.peers.listener import LIFE_PROPERTY
 from flowctl.nodes.rpc.peers.peer import Reach
 from flowctl.nodes.rpc.wire.addresses import Address
 from flowctl.wire.zmtp.keys import KeyPair
+from flowctl.wire.zmtp.listen import bind_socket
 
 WAIT_S = 20.0
 TAG = b"123456789012345"
@@ -460,3 +463,51 @@ def test_node_when_connected_to_itself_calls_its_own_commands_as_admin(node):
     assert both.request_future(second, "admin.who").get(WAIT_S)[:2] == [b"ADMIN", b""]
     with pytest.raises(RpcError, match="DISCONNECTED"):
         both.request_future(conn, "admin.who").get(WAIT_S)
+
+
+def test_connection_within_the_process_when_it_was_cut_is_made_again(node):
+    server, client = node(most_waiting_bytes=4 << 20), node()
+    server.listen_plain("inproc://cut", AuthLevel.ADMIN)
+    for item in (server, client):
+        item.start()
+    conn = client.connect_remote("inproc://cut")
+    goes_on, blocked = threading.Event(), threading.Event()
+    client._calls.group.call_soon(lambda: (blocked.set(), goes_on.wait(WAIT_S)))
+    assert blocked.wait(WAIT_S)
+    (row,) = server.connections()
+    for _ in range(20):
+        server.send(row.conn, "their.note", bytes(900_000))
+    wait_until(lambda: server.statistics().cut_count == 1, "it is cut")
+    goes_on.set()
+    wait_until(lambda: client.request_future(conn, "any.who").exception(WAIT_S) is None, "it is back")
+
+
+def test_connection_when_its_host_cannot_be_a_name_is_tried_again_and_not_reported(node, errors):
+    client = node()
+    client.start()
+    failed = Future()
+    client.connect_remote("tcp://a..b:80", lambda _: None, lambda _, why: failed.set_result(why), timeout_s=WAIT_S)
+    wait_until(lambda: [item._dialler.redials.tries > 1 for item in client._reaching.dialled.values()] == [True], "it")
+    assert errors == []
+
+
+def test_listeners_when_several_bind_one_path_at_once_one_has_it(tmp_path):
+    """Also where a file is left over there, which each would remove."""
+    for number in range(20):
+        path, bound, ready = tmp_path / str(number), [], threading.Barrier(4)
+        with socket.socket(socket.AF_UNIX) as left_over:
+            left_over.bind(str(path))
+
+        def bind(path=path, bound=bound, ready=ready) -> None:
+            ready.wait(WAIT_S)
+            with suppress(OSError):
+                bound.append(bind_socket(f"ipc://{path}"))
+
+        threads = [threading.Thread(target=bind) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        (only,) = bound
+        only.close()
+        assert not path.exists()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import suppress
+
 import pytest
 import zmq
 from connection_kit import wait_until
@@ -12,6 +15,7 @@ from flowctl.core.flow.state import SendState
 from flowctl.errors import ClosedError, RpcError
 from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.peers import reaching
+from flowctl.wire.zmtp.frames import command, greeting, properties
 
 WAIT_S = 20.0
 MIB = 1 << 20
@@ -36,6 +40,25 @@ def listening(node, raw):
         return server, lambda **options: raw(address, **options)
 
     return start
+
+
+@pytest.fixture
+def raw_line():
+    """Shake hands as a DEALER by octets, and return the socket."""
+    lines = []
+
+    def dial(port: int) -> socket.socket:
+        line = socket.create_connection(("127.0.0.1", port), WAIT_S)
+        lines.append(line)
+        line.sendall(greeting(b"NULL", as_server=False) + command(b"READY", properties({b"Socket-Type": b"DEALER"})))
+        answer = b""
+        while b"ROUTER" not in answer:
+            answer += line.recv(1000)
+        return line
+
+    yield dial
+    for line in lines:
+        line.close()
 
 
 def row_of(server, route: bytes):
@@ -129,3 +152,51 @@ def test_notifications_when_of_more_keys_than_are_kept_leave_the_rest_out(listen
         server.publish(row_of(server, b"deaf").conn, "their.value", b"%d" % number, key=str(number))
     wait_until(lambda: server.statistics().unsent_count - before >= 7, "the rest is counted")
     assert row_of(server, b"deaf").latest == 3
+
+
+def test_answers_when_they_are_large_and_given_at_once_count_for_the_node_too(listening):
+    """They are not gathered with others, of which nobody hears what became of them."""
+    server, dial = listening(most_waiting_bytes=16 * MIB)
+    peers = [dial(**DEAF) for _ in range(6)]
+    for peer in peers:
+        assert ask(peer, b"HI") == [b"HELLO"]
+        peer.send_multipart([b"a.echo", b"t", *[bytes(MIB - 100)] * 6])
+    wait_until(lambda: server.statistics().cut_count >= 2, "those that are too much are cut")
+    assert sum(row.waiting_bytes for row in server.connections()) <= 17 * MIB
+
+
+def test_notifications_when_they_are_large_have_a_limit_in_bytes(listening, monkeypatch):
+    monkeypatch.setattr(reaching, "MOST_UNSENT_BYTES", 3 * MIB)
+    server, dial = listening(limits=SMALL)
+    deaf = dial(route=b"deaf", **DEAF)
+    assert ask(deaf, b"HI") == [b"HELLO"]
+    pile_up(deaf, 8)
+    wait_until(lambda: row_of(server, b"deaf").state is SendState.HARD_LIMIT, "it is held")
+    before = row_of(server, b"deaf").waiting_bytes
+    for number in range(10):
+        server.publish(row_of(server, b"deaf").conn, "their.value", bytes(MIB - 100), key=str(number))
+    wait_until(lambda: server.statistics().unsent_count >= 7, "the rest is counted")
+    row = row_of(server, b"deaf")
+    assert row.latest == 3
+    assert row.waiting_bytes - before > 2 * MIB
+
+
+def test_messages_when_they_never_end_are_kept_up_to_a_limit_for_all_together(node, raw_line, monkeypatch):
+    """The connection that has most is ended, and the others stay."""
+    monkeypatch.setattr("flowctl.wire.zmtp.link.MOST_UNFINISHED_BYTES", 4 * MIB)
+    server = node()
+    port = int(server.listen_plain("tcp://127.0.0.1:*").rpartition(":")[2])
+    server.start()
+    few, many = raw_line(port), raw_line(port)
+    part = b"\x03" + (900_000).to_bytes(8, "big") + bytes(900_000)  # MORE, LONG
+    for _ in range(2):
+        few.sendall(part)
+    with suppress(OSError):  # it is reset in the middle
+        for _ in range(10):
+            many.sendall(part)
+    wait_until(lambda: len(server.connections()) == 1, "one is ended")
+    few.sendall(b"\x00\x01x")
+    few.sendall(b"\x00\x02HI")
+    answer = b""
+    while not answer.endswith(b"HELLO"):
+        answer += few.recv(1000)

@@ -12,7 +12,7 @@ from flowctl.nodes.rpc.wire.addresses import Address
 from flowctl.nodes.rpc.wire.frames import HI
 from flowctl.pollgroup import PollGroup
 from flowctl.wire.zmtp.dial import ZmtpDialler
-from flowctl.wire.zmtp.inproc import DirectEnd, InprocNames
+from flowctl.wire.zmtp.inproc import InprocNames
 from flowctl.wire.zmtp.link import Link, LinkOptions
 from flowctl.wire.zmtp.mechanism import Mechanism, Properties
 
@@ -94,11 +94,13 @@ class DialledConnection:
             self._dialler.close()
             if link is not None:
                 link.end(why, linger_s)
-            if link is None or isinstance(link, DirectEnd):
+            else:
                 self._finish()
         return None if self.ready else self._on_failed
 
     def _message(self, frames: list[bytes]) -> None:
+        if self.peer.closed:
+            return  # behind its BYE
         self.heard = self._answered = True
         self._received(self.peer, frames)
 
@@ -123,8 +125,6 @@ class DialledConnection:
         if not (self._answered or self.peer.link is not link or self._closes_at is not None):
             self._silences.begin()
             link.cut()
-            if isinstance(link, DirectEnd):
-                self._down()
 
     def _finish(self) -> None:
         self._dialler.close()

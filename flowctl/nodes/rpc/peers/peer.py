@@ -197,6 +197,7 @@ class RpcPeer:
     waiting_bytes: int = 0  #: octets of the messages that those were given
     #: The newest of each key of what it may miss, which waits until it has read what was sent before.
     latest: dict[bytes, list[bytes]] = field(default_factory=dict)
+    latest_bytes: int = 0
     unsent: deque[list[bytes]] | None = None  #: what waits until there is a link; None: nothing
     unsent_bytes: int = 0
     number: int = field(default_factory=count(1).__next__)  #: no other peer of the process has it
@@ -227,6 +228,23 @@ class RpcPeer:
         unsent, self.unsent, self.unsent_bytes = self.unsent, None, 0
         for frames in unsent or ():
             link.send_message(frames)
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits here for it."""
+        return self.latest_bytes + (self.unsent_bytes if self.link is None else self.link.waiting_bytes)
+
+    def keep_latest(self, key: bytes, frames: list[bytes]) -> bool:
+        """Keep a message in place of an earlier one of its key; return whether there was one."""
+        before = self.take_latest(key) if key in self.latest else None
+        self.latest[key] = frames
+        self.latest_bytes += sum(map(len, frames))
+        return before is not None
+
+    def take_latest(self, key: bytes) -> list[bytes]:
+        frames = self.latest.pop(key)
+        self.latest_bytes -= sum(map(len, frames))
+        return frames
 
     @property
     def is_reading(self) -> bool:
@@ -273,7 +291,7 @@ def row_of(peer: RpcPeer) -> RpcConnection:
         conn=peer.conn,
         address="" if link is None else link.address,
         state=SendState.READY if link is None else link.state,
-        waiting_bytes=peer.unsent_bytes if link is None else link.waiting_bytes,
+        waiting_bytes=peer.queued_bytes,
         asked=0 if peer.calls is None else len(peer.calls),
         running=len(peer.running),
         latest=len(peer.latest),

@@ -14,13 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import inf
 from secrets import token_hex
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from flowctl.core.flow.limits import AxisLimits, HardPolicy, Limits
 from flowctl.core.flow.state import SendState
@@ -39,6 +38,7 @@ from flowctl.nodes.rpc.peers.peer import (
     MAX_MESSAGE_BYTES,
     MAX_PART_BYTES,
     MOST_FRAMES,
+    MOST_UNSENT_BYTES,
     SERVICE_NODE,
     ConnectionID,
     Reach,
@@ -153,6 +153,14 @@ class OutgoingConnections:
         return [self._kept.pop(pubkey).peer for pubkey in pubkeys & self._kept.keys()]
 
 
+class _Name(NamedTuple):
+    """Where a node listens within the process."""
+
+    names: InprocNames
+    name: str
+    accept: Callable[[Dial], object]
+
+
 class Reaching:
     """The peers of a node."""
 
@@ -178,7 +186,7 @@ class Reaching:
         self._ids: Final = count(1)
         self._bound: dict[int, tuple[BoundSocket, bool]] = {}  # before the start, and whether it is encrypted
         self._own_names: Final = InprocNames()
-        self._named: dict[int, tuple[InprocNames, str]] = {}  # listeners within the process
+        self._named: dict[int, _Name] = {}  # listeners within the process
         self.service_nodes: Final = ServiceNodes()
         self.admission: Final = RpcAdmission(self.service_nodes, clock)
         self.listeners: Final[dict[int, RpcListener]] = {}
@@ -259,9 +267,9 @@ class Reaching:
         scheme, _, name = address.partition("://")
         if scheme == AddressTransport.INPROC.value:
             names = self._own_names if name == SELF_ADDRESS.socket else SHARED_NAMES
-            self._named[number] = names, name
+            self._named[number] = _Name(names, name, partial(self._dialled_within, number))
             try:
-                names.bind(name, partial(self._dialled_within, number))
+                names.bind(name, self._named[number].accept)
             except OSError:
                 del self._named[number]
                 raise
@@ -346,6 +354,7 @@ class Reaching:
 
     def publish(self, conns: Sequence[ConnectionID], key: bytes | None, frames: list[bytes]) -> None:
         """Send a message that some may miss; see `RpcNode.publish`."""
+        size_bytes = sum(map(len, frames))
         for conn in conns:
             peer = self.connected_peer(conn)
             link = None if peer is None else peer.link
@@ -353,13 +362,18 @@ class Reaching:
                 self.unsent_count += 1
             elif link.drained and not peer.latest:
                 self.try_to_send(peer, frames)
-            elif key is None or (key not in peer.latest and len(peer.latest) >= MOST_LATEST):
+            elif key is None or not self._has_room(peer, key, size_bytes):
                 self.unsent_count += 1
             else:
                 if not peer.latest:
                     self._send_latest_later(peer, link)
-                self.conflated_count += peer.latest.pop(key, None) is not None
-                peer.latest[key] = frames
+                self.conflated_count += peer.keep_latest(key, frames)
+                self._note_behind(peer, size_bytes)
+
+    def _has_room(self, peer: RpcPeer, key: bytes, size_bytes: int) -> bool:
+        """Return whether a message that some may miss can be kept for a peer."""
+        few = key in peer.latest or len(peer.latest) < MOST_LATEST
+        return few and peer.latest_bytes + size_bytes <= MOST_UNSENT_BYTES
 
     def _send_latest_later(self, peer: RpcPeer, link: Link) -> None:
         link.when_drained(lambda taken: self._calls.group.call_soon(self._send_latest, peer) if taken else None)
@@ -369,7 +383,7 @@ class Reaching:
             if not peer.is_reading:
                 self._send_latest_later(peer, peer.link)
                 return
-            self.try_to_send(peer, peer.latest.pop(next(iter(peer.latest))))
+            self.try_to_send(peer, peer.take_latest(next(iter(peer.latest))))
 
     # --- what waits for all peers together -----------------------------------------------------------------------
 
@@ -385,7 +399,7 @@ class Reaching:
         waiting = {
             peer: size_bytes
             for peer in self._behind
-            if not peer.closed and peer.link is not None and (size_bytes := peer.link.waiting_bytes)
+            if not peer.closed and peer.link is not None and (size_bytes := peer.queued_bytes)
         }
         self._behind.intersection_update(waiting)
         total_bytes = sum(waiting.values())
@@ -452,6 +466,8 @@ class Reaching:
 
     def _lost(self, peer: RpcPeer) -> None:
         """Act on the end of a connection; one that we opened comes again."""
+        if peer.closed:
+            return
         if peer.conn.route:
             self.forget(peer, wire.DISCONNECTED)
         else:
@@ -488,6 +504,7 @@ class Reaching:
     def _give_up(self, peer: RpcPeer, code: bytes, why: str = "") -> None:
         """Cancel what runs for a peer; requests to it fail."""
         peer.latest.clear()
+        peer.latest_bytes = 0
         if peer.identity.pubkey not in self.service_nodes:  # whose reply finds another connection
             for running in list(peer.running.values()):
                 running.cancel()
@@ -524,21 +541,32 @@ class Reaching:
             self.forget(peer, wire.SHUTTING_DOWN)
 
     def _unbind_name(self, number: int) -> None:
-        names, name = self._named.pop(number, (None, ""))
-        if names is not None:
-            names.unbind(name)
+        if (bound := self._named.get(number)) is not None:
+            bound.names.unbind(bound.name, bound.accept)
 
     def _dialled_within(self, number: int, dial: Dial) -> None:
         """Take one of this process that dials; any thread."""
-        if self._calls.started:
-            with suppress(ClosedError):
-                self._calls.do(self._accept_within, number, dial)
-        else:
+        if not self._calls.started:
             self._early.append((number, dial))
+            return
+        try:
+            self._calls.do(self._accept_within, number, dial)
+        except ClosedError:
+            self._pass_on(number, dial)
+
+    def _pass_on(self, number: int, dial: Dial) -> None:
+        """Leave one that dials to the next that listens there."""
+        bound = self._named.get(number)
+        self._unbind_name(number)
+        if bound is not None:
+            bound.names.dial(bound.name, dial)
 
     def _accept_within(self, number: int, dial: Dial) -> None:
+        if self._calls.stopping:
+            self._pass_on(number, dial)
+            return
         level = self.admission.decide_inproc(number)
-        if level is None or self._calls.stopping:
+        if level is None:
             return  # it hears nothing
         end = dial.accept(self._calls.group, ROUTER)
         peer = self._listener(number).enter(end, b"", PeerIdentity(auth=level))

@@ -164,7 +164,9 @@ def test_call_when_it_cannot_be_sent_by_anybody_says_why_and_blames_no_server():
         for command, part in (("no-dot", "x"), ("a.wait", 5), ("a.wait", "x" * (1 << 20) + "x")):
             with pytest.raises(LocalProtocolError):
                 await servers.pool.call(command, part)
-        assert {await servers.pool.call("a.name", returns=str) for _ in range(30)} == {"server 0", "server 1"}
+        asked = set()
+        while len(asked) < 2:
+            asked.add(await servers.pool.call("a.name", returns=str))
         with pytest.raises(LocalProtocolError, match="timeout_s"):
             await servers.pool.call("a.name", timeout_s=-1)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import zmq
+from connection_kit import wait_until
 from zmq_kit import serve_curve
 
 from flowctl.core.outcomes.backoff import Backoff
@@ -213,6 +214,14 @@ def test_bye_when_it_comes_closes_the_connection(remote):
     remote.send(b"BYE")
     assert code_of(future) == "DISCONNECTED"
     assert code_of(remote.node.request_future(remote.conn, "their.ask")) == "DISCONNECTED"
+
+
+def test_commands_when_they_come_behind_a_bye_are_not_run(remote):
+    remote.send(b"BYE")
+    for _ in range(100):
+        remote.send(b"a.echo", b"tag")
+    wait_until(lambda: not remote.node.connections(), "it is closed")
+    assert remote.node.statistics().called_count["a.echo"] == 0
 
 
 def test_connection_when_lost_fails_what_waits_and_comes_back(remote, tmp_path):
