@@ -95,6 +95,10 @@ class ZmtpSession(Session):
         self.connection.set_timer(self.connection.now() + HANDSHAKE_S)
         self.zmtp.begin()
 
+    def close(self, details: str = "") -> None:
+        self._flush()  # the kernel may take it still
+        super().close(details)
+
     def close_after_flush(self, details: str = "") -> None:
         self._flush()
         super().close_after_flush(details)

@@ -161,8 +161,9 @@ def test_answers_when_they_are_large_and_given_at_once_count_for_the_node_too(li
     for peer in peers:
         assert ask(peer, b"HI") == [b"HELLO"]
         peer.send_multipart([b"a.echo", b"t", *[bytes(MIB - 100)] * 6])
+    wait_until(lambda: server.statistics().called_count["a.echo"] == 6, "all have been answered")
     wait_until(lambda: server.statistics().cut_count >= 2, "those that are too much are cut")
-    assert sum(row.waiting_bytes for row in server.connections()) <= 17 * MIB
+    wait_until(lambda: sum(row.waiting_bytes for row in server.connections()) <= 17 * MIB, "no more waits")
 
 
 def test_notifications_when_they_are_large_have_a_limit_in_bytes(listening, monkeypatch):

@@ -7,7 +7,7 @@ from typing import Final
 
 from flowctl.core.outcomes.backoff import Backoff, Redial
 from flowctl.nodes.rpc.access.access import PeerIdentity
-from flowctl.nodes.rpc.peers.peer import ConnectionID, RpcPeer
+from flowctl.nodes.rpc.peers.peer import MOST_UNSENT_BYTES, ConnectionID, RpcPeer
 from flowctl.nodes.rpc.wire.addresses import Address
 from flowctl.nodes.rpc.wire.frames import HI
 from flowctl.pollgroup import PollGroup
@@ -58,7 +58,8 @@ class DialledConnection:
         over: Callable[[DialledConnection], object],
     ) -> None:
         self.address: Final = address
-        self.peer: Final = RpcPeer(conn, identity)
+        most_bytes = options.limits.size.hard or MOST_UNSENT_BYTES  # what a link takes at once
+        self.peer: Final = RpcPeer(conn, identity, most_unsent_bytes=min(most_bytes, MOST_UNSENT_BYTES))
         self.heard = False  #: something came since it was set to False
         self.ready = False  #: it was answered
         self.lost = False  #: its connection has ended, and there is no other yet

@@ -200,6 +200,7 @@ class RpcPeer:
     latest_bytes: int = 0
     unsent: deque[list[bytes]] | None = None  #: what waits until there is a link; None: nothing
     unsent_bytes: int = 0
+    most_unsent_bytes: int = MOST_UNSENT_BYTES
     number: int = field(default_factory=count(1).__next__)  #: no other peer of the process has it
     _turn: asyncio.Lock | None = None
 
@@ -215,7 +216,7 @@ class RpcPeer:
         if self.link is not None:
             return self.link.send_message(frames, droppable=droppable)
         size_bytes = sum(map(len, frames)) + UNSENT_BYTES
-        if droppable or self.unsent_bytes + size_bytes > MOST_UNSENT_BYTES:
+        if droppable or self.unsent_bytes + size_bytes > self.most_unsent_bytes:
             return DROPPED[SendState.HARD_LIMIT]
         self.unsent = deque() if self.unsent is None else self.unsent
         self.unsent.append(list(frames))

@@ -22,7 +22,6 @@ from secrets import token_hex
 from typing import Final, NamedTuple, TypeAlias
 
 from flowctl.core.flow.limits import AxisLimits, HardPolicy, Limits
-from flowctl.core.flow.state import SendState
 from flowctl.core.sending.contract import SendOutcome
 from flowctl.core.text.fieldtypes import check_type
 from flowctl.core.text.printable import short
@@ -342,11 +341,12 @@ class Reaching:
             other = self.find(peer.conn) if peer.conn.pubkey in self.service_nodes else None
             return NO_CONNECTION if other is None or other.closed else self.try_to_send(other, frames)
         result = peer.send(frames)
-        if result is None or (result.state is SendState.READY and result.outcome is SendOutcome.ACCEPTED):
+        if result is None:
             return None
         if result.outcome is SendOutcome.CLOSED:
             return NO_CONNECTION
-        self._note_behind(peer, sum(map(len, frames)))
+        if not peer.is_reading:  # also while it counts as READY: what it was sent last may be large
+            self._note_behind(peer, sum(map(len, frames)))
         if result.outcome is SendOutcome.ACCEPTED:
             return None
         self.unsent_count += 1
