@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -194,7 +195,7 @@ class Reaching:
         self._leaving: Final[set[DialledConnection]] = set()  # closed, and not all that was sent is on its way
         self._behind: Final[set[RpcPeer]] = set()  # peers for which something waits
         self._unlooked_bytes = 0  # sent to those since they were looked at
-        self._early: list[tuple[int, Dial]] = []  # who dialled within the process before the start
+        self._arriving: deque[tuple[int, Dial]] = deque()  # that dial within the process; any thread appends
         self.outgoing: Final = OutgoingConnections(self._sn_incoming, self._sn_address, self._sn_dial)
         self._sn_checking = False  # whether a timer for idle ones is set
         self._lingering: dict[Address, float] = {}  # until when what was sent to there before may still be on its way
@@ -211,9 +212,7 @@ class Reaching:
         bound, self._bound = self._bound, {}
         for number, how in bound.items():
             self._open(number, *how)
-        early, self._early = self._early, []
-        for number, dial in early:
-            self._accept_within(number, dial)
+        self._accept_arriving()
 
     async def stop(self) -> None:
         """Close all connections; what was sent goes on being sent for a while."""
@@ -236,6 +235,7 @@ class Reaching:
             bound.close()
         for number in list(self._named):
             self._unbind_name(number)
+        self._pass_on()
 
     # --- listening and connecting; any thread --------------------------------------------------------------------
 
@@ -546,25 +546,27 @@ class Reaching:
 
     def _dialled_within(self, number: int, dial: Dial) -> None:
         """Take one of this process that dials; any thread."""
-        if not self._calls.started:
-            self._early.append((number, dial))
-            return
-        try:
-            self._calls.do(self._accept_within, number, dial)
-        except ClosedError:
-            self._pass_on(number, dial)
+        self._arriving.append((number, dial))
+        if self._calls.started:
+            try:
+                self._calls.do(self._accept_arriving)
+            except ClosedError:
+                self._pass_on()
 
-    def _pass_on(self, number: int, dial: Dial) -> None:
-        """Leave one that dials to the next that listens there."""
-        bound = self._named.get(number)
-        self._unbind_name(number)
-        if bound is not None:
-            bound.names.dial(bound.name, dial)
+    def _pass_on(self) -> None:
+        """Leave those that dial to the next that listens there; any thread."""
+        while self._arriving:
+            number, dial = self._arriving.popleft()
+            self._unbind_name(number)
+            self._named[number].names.dial(self._named[number].name, dial)
+
+    def _accept_arriving(self) -> None:
+        if self._calls.stopping:
+            self._pass_on()
+        while self._arriving:
+            self._accept_within(*self._arriving.popleft())
 
     def _accept_within(self, number: int, dial: Dial) -> None:
-        if self._calls.stopping:
-            self._pass_on(number, dial)
-            return
         level = self.admission.decide_inproc(number)
         if level is None:
             return  # it hears nothing
