@@ -27,7 +27,7 @@ GROUPS: Final = {
     "sending": ("Senders, limits, policies", r"sender$|core\.(flow|sending)|core\.outgoing\.outbox|reasons$"),
     "streams": ("Streams to many viewers", r"core\.(fanout|outgoing\.streamlog)|streamset$|live\.judging"),
     "websocket": ("WebSocket", r"websocket$"),
-    "rpc": ("RPC", r"nodes\.rpc|wire\.zeromq"),
+    "rpc": ("RPC", r"nodes\.rpc|wire\.zmtp"),
     "messages": ("Messenger, scheduler, diffusion", r"nodes\.(messenger|scheduler|diffusion)"),
     "errors": ("Errors", r"errors$"),
 }

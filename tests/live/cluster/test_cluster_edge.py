@@ -288,13 +288,15 @@ def test_origin_when_slow_is_asked_for_less(house):
     slow, quick = house.origin(), house.origin()
     delay(slow, 0.3)
     edge, encoder, viewer = begin(house, slow, quick)
-    for _ in range(16):
+    for number in range(100):  # a machine that stalls makes both slow for some of them
         seen = len(edge.edge.pool)
         encoder.pictures(25)
         until(lambda before=seen: len(edge.edge.pool) > before, "a segment")
+        first, second = (item.requested_bytes for item in edge.edge.statistics().origins)
+        if number >= 16 and 3 * first < second:
+            break
     whole(viewer, encoder, cut_off(encoder))
-    first, second = (item.requested_bytes for item in edge.edge.statistics().origins)
-    assert first < second
+    assert 3 * first < second
     assert edge.stream().gaps == 0
 
 
