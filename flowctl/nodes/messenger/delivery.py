@@ -241,6 +241,18 @@ class Delivery:
             self.ready.appendleft(message)
         self._block(now)
 
+    def connected_anew(self) -> None:
+        """Make ready what went by a connection before and is not acknowledged, in its order: it may be lost.
+
+        Later ones alone would find no room where the first is missing. It counts as the attempt that it was.
+        """
+        sent = {number: message for number, message in self._unacknowledged.items() if message.attempts}
+        if sent:
+            for message in sent.values():
+                message.attempts -= 1
+            self._refused.clear()
+            self.ready = deque([*sent.values(), *(item for item in self.ready if item.message_id not in sent)])
+
     def note_refused(self, messages: Iterable[Outgoing], now: float) -> None:
         """Note that these were refused, for there is no connection. They wait for their next attempt."""
         for message in messages:

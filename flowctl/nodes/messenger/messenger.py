@@ -571,7 +571,11 @@ class Messenger:
         """Let a newcomer in, or raise: one that is refused may be known later, so that it goes on trying."""
         if self._keys is None:
             return
-        verdict = self._allow is None or self._allow(key)
+        try:
+            verdict = self._allow is None or _checked_verdict(self._allow(key))
+        except BaseException as error:
+            self._running_group().report("deciding on a new connection", error)
+            raise RefusedError from error
         if not verdict:
             raise RefusedError
         if isinstance(verdict, str):
@@ -606,6 +610,8 @@ class Messenger:
         if peer is None:
             return
         if self._outbound.learn_by_handshake(peer, connects=True) is not None:
+            with self._lock:
+                peer.delivery.connected_anew()
             self._outbound.retry_peer(peer)
             self._outbound.wake(peer)
 
@@ -828,6 +834,13 @@ def check_identity(identity: str | bytes) -> bytes:
     if octets.startswith(b"\0"):
         raise ConfigError("an identity does not begin with a NUL")
     return octets
+
+
+def _checked_verdict(verdict: object) -> bool | str:
+    if verdict and verdict is not True and not isinstance(verdict, str):
+        kind = type(verdict).__name__
+        raise LocalProtocolError(f"allow() returned {kind}, it must return True, a name, or False to deny")
+    return verdict if isinstance(verdict, str) else bool(verdict)
 
 
 def link_options(max_message_bytes: int, window: int) -> LinkOptions:

@@ -380,12 +380,13 @@ class MessengerOutbound:
     def _await_room(self, peer: MessengerPeer) -> None:
         """Go on sending once all that waits in its connection is on its way, or the next connection is there."""
         link = peer.link
-        if link is None or peer.awaits_room:
+        if link is None or peer.awaited is link:
             return
-        peer.awaits_room = True
+        peer.awaited = link
 
         def go_on() -> None:
-            peer.awaits_room = False
+            if peer.awaited is link:
+                peer.awaited = None
             self.wake(peer)
 
         link.when_drained(lambda _: self._group().call_soon(go_on))

@@ -27,7 +27,7 @@ from flowctl.reasons import CloseReason
 from flowctl.wire.zmtp.dial import ZmtpDialler
 from flowctl.wire.zmtp.frames import IDENTITY, SOCKET_TYPE
 from flowctl.wire.zmtp.identity import IdentityHolder
-from flowctl.wire.zmtp.inproc import SHARED_NAMES, Dial
+from flowctl.wire.zmtp.inproc import SHARED_NAMES, Dial, DirectEnd
 from flowctl.wire.zmtp.keys import KeyPair
 from flowctl.wire.zmtp.link import Link, LinkOptions, ZmtpLink
 from flowctl.wire.zmtp.listen import ZmtpListener, bind_socket, check_dialler
@@ -64,7 +64,7 @@ class MessengerPeer:
     handling_bytes: int = 0
     echo_count: int = 0  #: unacknowledged echoes that it has asked for
     pubkey: bytes = b""  #: public key that it came with first; empty: not known, or it has none
-    awaits_room: bool = False  #: it is sent to again when what waits in its connection has gone
+    awaited: Link | None = None  #: it is sent to again when what waits in this connection has gone
     queued: bool = False  #: in the list of peers to send to; under the messenger's lock
     releasing: bool = False  #: messages that waited for another are being handled
     timer_at: float | None = None  #: when it looks after its messages next; None: never
@@ -147,6 +147,7 @@ class MessengerSocket:
     own: dict[bytes, bytes] = field(init=False)  #: what it says of itself
     _group: PollGroup = field(init=False)
     _owner: SocketOwner = field(init=False)
+    _within: dict[DirectEnd, None] = field(default_factory=dict)  # connections to this listener within the process
     _routes: dict[bytes, Link] = field(default_factory=dict)  # of a listener: the link of each identity
     _route_number: int = 0  # of the last that had none
     _listener: ZmtpListener | None = None
@@ -222,8 +223,8 @@ class MessengerSocket:
                 link.end("the messenger was stopped")
         else:
             SHARED_NAMES.unbind(self._name, self._dialled_within)
-            for within in self._routes.values():
-                within.end("the messenger was stopped")
+            for end in list(self._within):
+                end.end("the messenger was stopped")
 
     # --- links ---------------------------------------------------------------------------------------------------
 
@@ -288,9 +289,15 @@ class MessengerSocket:
             SHARED_NAMES.dial(self._name, dial)  # of the next that listens there
             return
         end = dial.accept(self._group, self.own)
+        self._within[end] = None
         route = self.enter(end)
         end.message = lambda frames: self.take(end, route, frames)
-        end.gone = lambda: None if route is None else self.leave(end, route)
+        end.gone = lambda: self._leave_within(end, route)
+
+    def _leave_within(self, end: DirectEnd, route: bytes | None) -> None:
+        self._within.pop(end, None)
+        if route is not None:
+            self.leave(end, route)
 
 
 class MessengerLink(ZmtpLink):

@@ -152,3 +152,25 @@ async def test_identity_when_two_keys_come_with_it_by_two_ways_is_of_the_first_b
             await thief.deliver(thief.make_connection(Destination("own", ipc, own.public)), "stolen", deadline=0.5)
         await owner.deliver(connection, "hello", deadline=WAIT_S)
         assert receiver.statistics().received == 1
+
+
+@pytest.mark.parametrize("verdict", [b"member", 1, object(), ValueError("no")])
+async def test_newcomer_when_allow_returns_what_is_no_verdict_is_not_let_in(loop_factory, tmp_path, verdict):
+    """As a coroutine, which is true whatever it would say; and one that raises."""
+    own, member, reported = KeyPair.generate(), KeyPair.generate(), []
+    place = Destination("own", f"ipc://{tmp_path}/m", own.public)
+
+    def allow(_: bytes) -> object:
+        if isinstance(verdict, Exception):
+            raise verdict
+        return verdict
+
+    async with (
+        Messenger(identity="own", keys=own, allow=allow, on_error=lambda *told: reported.append(told)) as receiver,
+        Messenger(identity="member", keys=member) as sender,
+    ):
+        receiver.listen_for_connection(Destination("own", place.endpoint), "own")
+        with pytest.raises(BrokenError):
+            await sender.deliver(sender.make_connection(place), "hello", deadline=0.3)
+        assert receiver.statistics().received == 0
+    assert {where.partition(": ")[2] for where, _ in reported} == {"deciding on a new connection"}

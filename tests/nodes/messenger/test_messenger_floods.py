@@ -25,6 +25,7 @@ from flowctl.nodes.messenger.arrivals import (
     Arrived,
     HeldRoom,
 )
+from flowctl.nodes.messenger.delivery import DeliverySettings
 from flowctl.nodes.messenger.message import Destination, ReceivedMessage
 from flowctl.nodes.messenger.messenger import Messenger
 from flowctl.nodes.messenger.wire import ACK, ECHO, Extension, encode_message
@@ -137,6 +138,40 @@ def test_messages_when_their_peer_speaks_and_does_not_read_wait_and_use_no_attem
             deaf.send_multipart([b"", body.partition(b"-")[0] + b"-0-2-"])
     wait_until(lambda: messenger.pending_count((0, b"deaf")) == 0, "all are acknowledged")
     assert (messenger.statistics().sent, messenger.statistics().retries, failed.qsize()) == (60, 0, 0)
+
+
+def test_messages_when_a_connection_that_was_full_is_replaced_go_by_the_new_one_at_once(server, dial):
+    messenger = server(None, max_message_bytes=1 << 20)
+    deaf = dial(b"raw")
+    say(deaf, 0, b"hello")
+    assert is_acknowledged(deaf)
+    for _ in range(60):
+        messenger.send_message((0, b"raw"), bytes(1_000_000))
+    wait_until(lambda: messenger.send_state((0, b"raw")) is not SendState.READY, "there is no room")
+    newer = dial(b"raw")
+    numbers = set()
+    while len(numbers) < 60:
+        body = newer.recv_multipart()[-1]
+        if len(body) > 1_000_000:
+            numbers.add(body.partition(b"-")[0])
+            newer.send_multipart([b"", body.partition(b"-")[0] + b"-0-2-"])
+    wait_until(lambda: messenger.pending_count((0, b"raw")) == 0, "all are acknowledged")
+
+
+def test_ordered_messages_when_their_connection_is_cut_again_and_again_go_on_from_the_first_that_is_missing(
+    server, make, address
+):
+    """Later ones alone would be refused where the first is missing; none waits for the time of its next attempt."""
+    got = []
+    server(lambda _, message: got.append(message.message[:3]))
+    client = make("client", settings=DeliverySettings(retry=SLOW, max_attempts=None))
+    connection = client.make_connection(Destination("server", address))
+    for number in range(60):
+        client.send_message(connection, b"%03d" % number + bytes(500_000), ordered=True)
+        if number % 10 == 9:
+            client._on_thread(client._connections[connection].hang_up)
+    wait_until(lambda: len(got) == 60, "all have come")
+    assert got == [b"%03d" % number for number in range(60)]
 
 
 def test_held_messages_when_a_peer_has_many_names_are_bounded_over_all():

@@ -180,6 +180,9 @@ def test_notifications_when_they_are_large_have_a_limit_in_bytes(listening, monk
     row = row_of(server, b"deaf")
     assert row.latest == 3
     assert row.waiting_bytes - before > 2 * MIB
+    conflated = server.statistics().conflated_count
+    server.publish(row.conn, "their.value", bytes(MIB - 100), key="0")
+    wait_until(lambda: server.statistics().conflated_count > conflated, "what takes another's place needs no more room")
 
 
 def test_messages_when_they_never_end_are_kept_up_to_a_limit_for_all_together(node, raw_line, monkeypatch):

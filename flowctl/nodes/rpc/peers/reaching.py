@@ -373,7 +373,8 @@ class Reaching:
     def _has_room(self, peer: RpcPeer, key: bytes, size_bytes: int) -> bool:
         """Return whether a message that some may miss can be kept for a peer."""
         few = key in peer.latest or len(peer.latest) < MOST_LATEST
-        return few and peer.latest_bytes + size_bytes <= MOST_UNSENT_BYTES
+        before_bytes = sum(map(len, peer.latest.get(key, ())))
+        return few and peer.latest_bytes - before_bytes + size_bytes <= MOST_UNSENT_BYTES
 
     def _send_latest_later(self, peer: RpcPeer, link: Link) -> None:
         link.when_drained(lambda taken: self._calls.group.call_soon(self._send_latest, peer) if taken else None)
