@@ -33,7 +33,7 @@ from flowctl.wire.zmtp.link import Link, LinkOptions, ZmtpLink
 from flowctl.wire.zmtp.listen import ZmtpListener, bind_socket, check_dialler
 from flowctl.wire.zmtp.mechanism import CurveClient, CurveServer, Mechanism, Null, Properties
 
-_REDIAL_BACKOFF: Final = Backoff(first_s=0.05, most_s=0.5, jitter=0.0)
+_REDIAL_BACKOFF: Final = Backoff(first_s=0.05, most_s=0.5, jitter=0.5)
 SILENCE_S: Final = 10.0
 """Time without a word of a listener that messages are sent to, after which the connection is made anew: another
 messenger may have taken its identity before it was heard, so that neither end has noticed. The reason may be a slow

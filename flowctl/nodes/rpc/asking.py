@@ -23,7 +23,7 @@ from flowctl.core.text.printable import short
 from flowctl.errors import LocalProtocolError, RpcError, RpcTimeoutError
 from flowctl.nodes.rpc.commands import check_name
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
-from flowctl.nodes.rpc.message import MOST_PARTS, SERVED_MESSAGE, Part, octets
+from flowctl.nodes.rpc.message import MOST_PARTS, SERVED_MESSAGE, Part, check_size, octets
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.nodes.rpc.peers.peer import ConnectionID, PendingCall, PendingCalls, RpcPeer
 from flowctl.nodes.rpc.peers.reaching import NO_CONNECTION, Reaching, check_timeout
@@ -279,4 +279,5 @@ def checked_frames(conn: ConnectionID, command: str, parts: tuple[Part, ...]) ->
         raise LocalProtocolError(
             f"{what} has {len(frames[number])} bytes, the limit of this connection is {most}", hint="send it in pieces"
         )
+    check_size(short(command), frames)
     return frames

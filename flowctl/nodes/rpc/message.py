@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import inf
@@ -11,12 +11,14 @@ from typing import Any, ClassVar, Final, Protocol
 from flowctl.errors import LocalProtocolError
 from flowctl.nodes.rpc.access.access import AuthLevel
 from flowctl.nodes.rpc.arguments import as_json
-from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES, ConnectionID, RpcPeer
+from flowctl.nodes.rpc.peers.peer import MAX_MESSAGE_BYTES, MAX_PART_BYTES, ConnectionID, RpcPeer
 
 SERVED_MESSAGE: Final[ContextVar[RpcMessage | None]] = ContextVar("flowctl-rpc-served", default=None)
 """The message that the handler running here was given: its own requests have the deadline of that message."""
 FRAME_BYTES: Final = 64
 """Memory that a part takes beside its octets: it may have none, and there may be a thousand parts."""
+MOST_PARTS_BYTES: Final = MAX_MESSAGE_BYTES - 1024
+"""Bytes of all parts of one message: what goes in front of them has room beside."""
 MOST_PARTS: Final = 1000
 """Parts of one message: a node accepts at most `MOST_FRAMES` parts."""
 
@@ -72,7 +74,17 @@ def parts_of(value: object, most_bytes: int = MAX_PART_BYTES) -> list[bytes]:
         raise LocalProtocolError(
             f"a reply has {len(parts)} parts, at most {MOST_PARTS} are allowed", hint="join them, or yield them"
         )
+    check_size("a reply", parts)
     return parts
+
+
+def check_size(what: str, frames: Sequence[bytes]) -> None:
+    """See that a message is none that would end its connection, and with it all that waits there."""
+    size_bytes = sum(map(len, frames))
+    if size_bytes > MOST_PARTS_BYTES:
+        raise LocalProtocolError(
+            f"{what} has {size_bytes} bytes in all, the limit is {MOST_PARTS_BYTES}", hint="send it in pieces"
+        )
 
 
 class Answerer(Protocol):

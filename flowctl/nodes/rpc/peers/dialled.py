@@ -16,7 +16,7 @@ from flowctl.wire.zmtp.inproc import InprocNames
 from flowctl.wire.zmtp.link import Link, LinkOptions
 from flowctl.wire.zmtp.mechanism import Mechanism, Properties
 
-_REDIAL_BACKOFF: Final = Backoff(first_s=0.25, most_s=5.0, jitter=0.0)
+_REDIAL_BACKOFF: Final = Backoff(first_s=0.25, most_s=5.0, jitter=0.5)
 """Pause before a connection that has ended, or that could not be made, is made again."""
 
 _ANSWER_BACKOFF: Final = Backoff(first_s=4.0, most_s=60.0, jitter=0.5)

@@ -440,9 +440,8 @@ class Reaching:
             told = "another node with the keys of this one has connected there"
             self.duplicate_count += 1
             _log.error("the connection to %s ends: %s; hint: %s", dialled.address, told, DUPLICATE_HINT)
-            self._lingering[dialled.address] = (
-                inf  # from now on with routing ids that the listener gives: there is room for both
-            )
+            # From now on with routing ids that the listener gives: there is room for both.
+            self._lingering[dialled.address] = inf
             self.hang_up(dialled, told, code=wire.DISCONNECTED)
         elif dialled is not None:
             self.hang_up(dialled, "the other end closed it", code=wire.DISCONNECTED)

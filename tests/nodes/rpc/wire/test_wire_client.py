@@ -18,7 +18,7 @@ from zmq_kit import serve_curve
 
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.errors import LocalProtocolError, RpcError
-from flowctl.nodes.rpc.message import RpcMessage
+from flowctl.nodes.rpc.message import RpcMessage, parts_of
 from flowctl.nodes.rpc.node import RequestFuture, RpcNode
 from flowctl.nodes.rpc.peers import dialled, reaching
 from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES, ConnectionID
@@ -214,6 +214,17 @@ def test_bye_when_it_comes_closes_the_connection(remote):
     remote.send(b"BYE")
     assert code_of(future) == "DISCONNECTED"
     assert code_of(remote.node.request_future(remote.conn, "their.ask")) == "DISCONNECTED"
+
+
+def test_message_when_its_parts_are_too_much_together_is_refused_to_its_sender(remote):
+    """It would end the connection, and all that waits there; what a handler returns is held to the same."""
+    waits, tag = remote.asked("x.y")
+    with pytest.raises(LocalProtocolError, match=r"'x\.big' has 17000005 bytes in all, the limit is 16776192"):
+        remote.node.send(remote.conn, "x.big", *[bytes(1_000_000)] * 17)
+    with pytest.raises(LocalProtocolError, match="a reply has 17000000 bytes in all"):
+        parts_of([bytes(1_000_000)] * 17)
+    remote.send(b"REPLY", tag, b"late")
+    assert waits.get(WAIT_S) == [b"late"]
 
 
 def test_commands_when_they_come_behind_a_bye_are_not_run(remote):
