@@ -186,6 +186,8 @@ class PollGroup:
         self._meter: Final = LoadMeter(clock())
         self._timer: asyncio.TimerHandle | None = None  # the one timer, for `deadlines`
         self._depth = 0  # handlers on the stack
+        #: Whether the handler that runs has more to do, of which each part may send: what is sent may be gathered.
+        self.many_follow = False
         self._left = False  # the pollables were told to leave
         self._process_id: int | None = None  # of the process whose thread it is
 

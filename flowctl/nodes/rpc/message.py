@@ -114,9 +114,7 @@ class RpcMessage:
     tag: bytes | None
     data: list[bytes]
     deadline: float | None
-    #: Whether the answer is not wanted any more: the caller has gone, has given up, or is out of time. A coroutine is
-    #: cancelled then; a function on a worker thread may look.
-    cancelled: bool = False
+    withdrawn: bool = False  #: its caller has gone or has given up
     _answered: bool = False
     _replied: bool = False  #: its handler has; noted at once on whatever thread
 
@@ -134,6 +132,14 @@ class RpcMessage:
     def remote(self) -> str:
         """IP address of the sender; empty where there is none."""
         return self.peer.identity.address
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the answer is not wanted any more: the caller has gone, has given up, or is out of time.
+
+        A coroutine is cancelled then; a function on a worker thread may look.
+        """
+        return self.withdrawn or (self.deadline is not None and self.deadline <= self._node.now())
 
     @property
     def size_bytes(self) -> int:

@@ -68,7 +68,7 @@ class RunningRequest:
     more: asyncio.Future[None] | None = None  #: what a stream waits for that has no credit
 
     def cancel(self) -> None:
-        self.message.cancelled = True
+        self.message.withdrawn = True
         if self.task is not None:
             self.task.cancel()
 
@@ -248,6 +248,12 @@ class Serving:
         running.task = task
         self.tasks.add(task)
         self._enter(running)
+        deadline = running.message.deadline
+        if deadline is not None:
+            before = self._due.next_deadline()
+            self._due.add(running, None, deadline)
+            if before is None or deadline < before:
+                self._calls.group.deadlines.set(self, deadline)
 
         def ended(_: asyncio.Task[None]) -> None:
             category.running_count -= 1
@@ -255,29 +261,23 @@ class Serving:
             running.message.peer.waiting_count -= 1
             running.message.peer.waiting_bytes -= size_bytes
             self.tasks.discard(task)
+            if running in self._due:
+                self._due.take(running)
             self._leave(running)
 
         task.add_done_callback(ended)
 
     def _enter(self, running: RunningRequest) -> None:
-        """Have a request cancelled at its deadline, by its caller, and by the end of its peer."""
+        """Have a request cancelled by its caller, and by the end of its peer."""
         message = running.message
         if message.tag is None:
             return  # no caller waits for a command: it runs to its end
         peer = message.peer
         # Of a tag that is used twice at once only the first can be named by its caller.
         peer.running[message if message.tag in peer.running else message.tag] = running
-        if message.deadline is None:
-            return
-        before = self._due.next_deadline()
-        self._due.add(running, None, message.deadline)
-        if before is None or message.deadline < before:
-            self._calls.group.deadlines.set(self, message.deadline)
 
     def _leave(self, running: RunningRequest) -> None:
         message = running.message
-        if running in self._due:
-            self._due.take(running)
         for key in (message.tag, message):
             if key is not None and message.peer.running.get(key) is running:
                 del message.peer.running[key]

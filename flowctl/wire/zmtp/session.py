@@ -9,6 +9,7 @@ from flowctl.connection import Session
 from flowctl.core.flow.state import MessageClass, SendState
 from flowctl.core.sending.contract import SendResult
 from flowctl.errors import LimitExceededError
+from flowctl.pollgroup import PollGroup
 from flowctl.reasons import CloseReason
 from flowctl.receiver import DONE, InputResult, InputVerdict
 from flowctl.wire.zmtp.mechanism import Mechanism, RefusedError
@@ -26,9 +27,9 @@ _GATHERED_BYTES: Final = 32 * 1024
 class ZmtpSession(Session):
     """One side of a connection; methods on its group's thread.
 
-    What is sent while input is handled, or in one turn of the loop behind a first message, is gathered, and goes out as
-    one: a hundred requests, or their answers, take one system call. Its Connection sends at once (``deferred=False``):
-    a message that comes alone is not queued first.
+    What is sent while input is handled, or in one turn of the loop, is gathered, and goes out as one: a hundred
+    requests, or their answers, take one system call. The first of a turn goes at once (``deferred=False``): it may be
+    alone, and if not, the peer begins while others are made; unless the thread knows that more come (`many_follow`).
 
     Args:
         mechanism: how the peer is got to know.
@@ -72,13 +73,14 @@ class ZmtpSession(Session):
     def send_message(self, frames: Sequence[bytes], *, droppable: bool = False) -> SendResult | None:
         """Send a message, or have it sent with what is gathered (None); once the peer is known."""
         octets, sender = self.zmtp.octets_of(frames), self.connection.sender
-        if self._gathered is None:
-            self._gather_rest()
-        elif not droppable and sender.state is SendState.READY and len(octets) < _GATHERED_BYTES:
+        group, gathers = self.connection.group, self._gathered is not None
+        if not gathers and group is not None:
+            gathers = group.many_follow
+            self._gather_rest(group)
+        if gathers and not droppable and sender.state is SendState.READY and len(octets) < _GATHERED_BYTES:
             self._gather(octets)
             return None
-        else:
-            self._flush()  # nothing overtakes, or its nonce would come too early
+        self._flush()  # nothing overtakes, or its nonce would come too early
         return sender.send(octets, MessageClass.DATA, droppable=droppable)
 
     @property
@@ -168,14 +170,12 @@ class ZmtpSession(Session):
             if self._gathered_bytes >= _GATHERED_BYTES:
                 self._flush()
 
-    def _gather_rest(self) -> None:
+    def _gather_rest(self, group: PollGroup) -> None:
         """Gather what is sent in the rest of this turn of the loop."""
-        group = self.connection.group
-        if group is not None:
-            self._gathered = []
-            if not self._turn_ends:
-                self._turn_ends = True
-                group.call_soon(self._end_turn)
+        self._gathered = []
+        if not self._turn_ends:
+            self._turn_ends = True
+            group.call_soon(self._end_turn)
 
     def _end_turn(self) -> None:
         self._turn_ends = False

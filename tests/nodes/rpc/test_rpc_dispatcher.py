@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from concurrent.futures import Future
+from functools import partial
 from math import inf
 
 import pytest
 
 from flowctl.errors import BusyError, ConfigError
 from flowctl.nodes.rpc.jobs import dispatcher as dispatcher_module
+from flowctl.nodes.rpc.jobs import workers as workers_module
 from flowctl.nodes.rpc.jobs.batch import NODE_THREAD, Batch
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
 from flowctl.nodes.rpc.jobs.slots import SlotVerdict, WorkerJob
@@ -355,6 +358,63 @@ def test_worker_when_the_system_gives_no_thread_fails_its_job_or_leaves_it_to_ot
     let_go.set()
     assert (first.result(WAIT_S), second.result(WAIT_S)) == (True, 2)
     assert [str(error) for _, error in errors] == ["can't start new thread"] * 2
+
+
+def run_while_the_node_is_busy(bench, monkeypatch, burst_s, general=1, most_threads=2):
+    """Submit ten jobs on the node's thread, which does nothing else until workers are idle; return what ran by then."""
+    bench.dispatcher.slots.set_threads(general=general, batch=0, reply=0)
+    monkeypatch.setattr(workers_module, "BURST_S", burst_s)
+    start = threading.Thread.start
+
+    def start_some(thread):
+        if len(bench.dispatcher.workers) > most_threads:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    lane = bench.dispatcher.slots.add_category("a")
+    bench.start()
+    ran, submitted = [], threading.Event()
+
+    def run(number):
+        assert submitted.wait(WAIT_S)
+        ran.append(number)
+
+    def work():
+        for number in range(10):
+            bench.dispatcher.submit(WorkerJob(lane, partial(run, number)))
+        submitted.set()
+        outcomes = bench.dispatcher.workers._mailbox
+        until(lambda: sum(not following for *_, following in list(outcomes)) == general)
+        return list(ran)
+
+    by_then = bench.on(work)
+    until(lambda: len(ran) == 10)
+    return by_then, ran
+
+
+def until(is_so):
+    ends_at = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < ends_at
+        time.sleep(0.001)
+
+
+def test_worker_when_jobs_wait_goes_on_by_itself(bench, monkeypatch):
+    """A hand-over by the node's thread for each costs more than a short job."""
+    by_then, _ = run_while_the_node_is_busy(bench, monkeypatch, 3600.0)
+    assert by_then == list(range(10))
+
+
+def test_worker_when_outcomes_have_waited_leaves_the_interpreter_to_the_node(bench, monkeypatch):
+    by_then, ran = run_while_the_node_is_busy(bench, monkeypatch, 0.0)
+    assert (by_then, ran) == ([0, 1], list(range(10)))
+
+
+def test_worker_when_a_job_waits_for_another_thread_runs_it_before_later_ones(bench, monkeypatch):
+    """A thread that gets no processor, or never came to be, keeps nothing of what has a slot already."""
+    by_then, _ = run_while_the_node_is_busy(bench, monkeypatch, 3600.0, general=2, most_threads=1)
+    assert by_then == list(range(10))
 
 
 def test_reply_when_the_node_stops_is_told_all_the_same(bench, errors):

@@ -1,6 +1,7 @@
 """All that runs beside the loop of a node: takes jobs, keeps to the slots, hands them to threads, tells their outcome.
 
-Theory of operation. Slots and threads are touched on the node's thread only. What other threads submit (batches, single
+Theory of operation. Threads are touched on the node's thread only, and slots as well but for one thing: a worker may
+give the slot of its job to the next one, see `workers.py`. What other threads submit (batches, single
 jobs, injected tasks) goes through one queue, which keeps their order, in portions, so that a batch of a hundred
 thousand jobs does not hold up connections. Commands and callbacks of replies come from the node itself, on its thread.
 
@@ -140,8 +141,8 @@ class Dispatcher:
     def __init__(self, name: str, general: int, calls: NodeCalls) -> None:
         self._calls: Final = calls
         #: The rule; for adding categories and setting numbers of threads before the start.
-        self.slots: Final = Slots(general)
-        self.workers: Final = Workers(name, calls, self._ended, self._turn_ended)
+        self.slots: Final = Slots(general)  # from the start on changed under _lock
+        self.workers: Final = Workers(name, calls, self._next, self._ended, self._turn_ended)
         self._tagged: Final[dict[str, tuple[TaggedThread, Callable[[], object] | None]]] = {}
         self._timers: Final[dict[TimerID, Timer]] = {}  # any thread: each operation is one of a dict
         self._ids: Final = count(1)  # any thread: `next` is atomic
@@ -179,9 +180,10 @@ class Dispatcher:
         self._closed = closed
         for timer_id in list(self._timers):
             self.cancel_timer(timer_id)
-        waiting = self.slots.close()
-        for thread, _ in self._tagged.values():
-            waiting += self.slots.close_lane(thread.lane)
+        with self._lock:
+            waiting = self.slots.close()
+            for thread, _ in self._tagged.values():
+                waiting += self.slots.close_lane(thread.lane)
         if self._expiring:
             self._calls.group.deadlines.remove(self)
         for job in chain(waiting, chain.from_iterable(self._fronts())):
@@ -195,7 +197,8 @@ class Dispatcher:
         """Run `job` if it has a slot, else queue or refuse it; where it is refused, `job.done` is not called."""
         group = self._calls.group
         now = group.now()
-        verdict = self.slots.arrived(job, now)
+        with self._lock:
+            verdict = self.slots.arrived(job, now)
         if verdict is SlotVerdict.START:
             self._run(job)
             return verdict
@@ -217,7 +220,8 @@ class Dispatcher:
             self._call(name, call)
 
     def deadline_due(self, now: float) -> None:
-        self.slots.expire(now)
+        with self._lock:
+            self.slots.expire(now)
         self._expiring = self.slots.waiting > 0
         if self._expiring:
             self._calls.group.deadlines.set(self, now + EXPIRY_S)
@@ -408,10 +412,19 @@ class Dispatcher:
         else:
             self.workers.run(job, self.slots.active)
 
-    def _ended(self, job: WorkerJob, value: object, error: BaseException | None) -> None:
+    def _next(self, lane: CategoryLane) -> list[WorkerJob]:
+        with self._lock:
+            return self.slots.pass_on(lane, self._calls.group.now())
+
+    def _ended(self, job: WorkerJob, value: object, error: BaseException | None, following: list[WorkerJob]) -> None:
         """Take a job that has ended: first the next ones start, then its outcome is told."""
-        for following in self.slots.free_slot(job.lane, self._calls.group.now()):
-            self._run(following)
+        if following:
+            following = following[1:]
+        else:
+            with self._lock:
+                following = self.slots.free_slot(job.lane, self._calls.group.now())
+        for each in following:
+            self._run(each)
         self._tell(job, value, error)
 
     def _turn_ended(self) -> None:
@@ -423,7 +436,9 @@ class Dispatcher:
         closed()
 
     def _tell_not_started(self) -> None:
-        for job, why in self.slots.take_not_started():
+        with self._lock:
+            not_started = self.slots.take_not_started()
+        for job, why in not_started:
             self._tell(job, None, NotStartedError(job.name, why))
 
     def _tell(self, job: WorkerJob, value: object, error: BaseException | None) -> None:

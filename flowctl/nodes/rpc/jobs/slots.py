@@ -137,9 +137,9 @@ class SenderTurns:
         self._count -= 1
         if not own:
             del self._of_sender[item.sender]
-        if self._line.pop(item.number, None) is not None:
-            for following in islice(own.values(), MOST_IN_LINE - 1, MOST_IN_LINE):
-                self._line[following.number] = following
+        if self._line.pop(item.number, None) is not None and len(own) >= MOST_IN_LINE:
+            following = next(islice(own.values(), MOST_IN_LINE - 1, None))
+            self._line[following.number] = following
 
     def above_share(self, sender: Hashable) -> bool:
         """Return whether one more of `sender` is above its share, which is the same for all that have some waiting."""
@@ -182,7 +182,7 @@ class LaneStatistics:
 
 
 class Slots:
-    """The slots of a node and what waits for them; not locked, its owner has one thread."""
+    """The slots of a node and what waits for them; its owner locks it."""
 
     def __init__(self, general: int = 1, batch: int = -1, reply: int = -1) -> None:
         self.batch: Final = CategoryLane("batch", LaneKind.OWN, 0, -1)
@@ -254,6 +254,16 @@ class Slots:
                 self._forget(job)
                 self._start(job.lane)
                 jobs.append(job)
+        return jobs
+
+    def pass_on(self, lane: CategoryLane, now: float) -> list[WorkerJob]:
+        """As `free_slot`, but if nothing comes next, the slot is not taken back: it stays taken until `free_slot`."""
+        if not lane.waiting and not self.waiting:
+            return []
+        jobs = self.free_slot(lane, now)
+        if not jobs:
+            lane.running += 1
+            self.active += lane.kind is not LaneKind.TAGGED
         return jobs
 
     def expire(self, now: float) -> None:

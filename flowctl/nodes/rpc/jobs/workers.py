@@ -5,9 +5,10 @@ workers take from one queue, which costs one hand-over and no thought about who 
 jobs run than there are threads. A tagged thread has a queue of its own. Outcomes go into one mailbox, which the node's
 thread empties in one turn however many there are: only the first of them wakes it.
 
-A worker does not look for its next job itself, though it could take one under a lock. It would hold the interpreter for
-as long as jobs wait, and the node's thread would get it every 5 ms only (`sys.getswitchinterval`): all connections
-would answer that late. Waiting for the next job gives the interpreter to the node's thread each time.
+A hand-over from thread to thread costs more than a short job, so a worker whose job has ended goes on with the one that
+comes next by the rule of the slots, and the node's thread learns of both at once. But it holds the interpreter
+meanwhile, which the node's thread would get every 5 ms only (`sys.getswitchinterval`): all connections would answer
+that late. So once an outcome has waited for `BURST_S`, all workers leave the next job to the node's thread, and wait.
 
 Whatever a job raises is its outcome, SystemExit and CancelledError as well. Threads are daemons: one whose job never
 ends does not keep the process.
@@ -25,11 +26,15 @@ from queue import SimpleQueue
 from typing import Final
 
 from flowctl.errors import ClosedError
-from flowctl.nodes.rpc.jobs.slots import WorkerJob
+from flowctl.nodes.rpc.jobs.slots import CategoryLane, WorkerJob
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 
 OUTCOMES_PER_TURN: Final = 256
 """Outcomes handled in one turn of the loop: some 2 ms of work, as for messages of a socket."""
+
+
+BURST_S: Final = 0.0005
+"""How long workers go on by themselves while the node's thread has outcomes to take: some twenty short jobs."""
 
 
 @dataclass(eq=False)
@@ -38,13 +43,17 @@ class Workers:
 
     _name: str
     _calls: NodeCalls
-    _ended: Callable[[WorkerJob, object, BaseException | None], object]
+    #: Gives the slot of a job that has ended to what comes next, if anything does; any thread.
+    _next: Callable[[CategoryLane], list[WorkerJob]]
+    #: Told of the end of a job, and what of the next has its slot: the first of them runs already.
+    _ended: Callable[[WorkerJob, object, BaseException | None, list[WorkerJob]], object]
     _turn_ended: Callable[[], object]
     _inbox: SimpleQueue[WorkerJob | None] = field(default_factory=SimpleQueue)
     _threads: list[_Worker] = field(default_factory=list)
     _tagged: dict[str, tuple[_Worker, SimpleQueue[WorkerJob | None]]] = field(default_factory=dict)
-    _mailbox: deque[tuple[WorkerJob, object, BaseException | None]] = field(default_factory=deque)
+    _mailbox: deque[tuple[WorkerJob, object, BaseException | None, list[WorkerJob]]] = field(default_factory=deque)
     _posted: bool = False  #: the node's thread will look into the mailbox
+    _posted_at: float = 0.0  #: since when it is to
 
     def __len__(self) -> int:
         return len(self._threads) + len(self._tagged)
@@ -99,26 +108,32 @@ class Workers:
             self._calls.group.report("starting a worker thread", error)
             if not self._threads:
                 job = self._inbox.get()
-                if job is not None:
-                    self._post(job, None, error)
+                while job is not None:
+                    job = self._post(job, None, error)
             # Else one of the others runs it when it has time.
 
-    def _post(self, job: WorkerJob, value: object, error: BaseException | None) -> None:
-        self._mailbox.append((job, value, error))
+    def _post(self, job: WorkerJob, value: object, error: BaseException | None) -> WorkerJob | None:
+        """Tell the node's thread of the end of a job, and return what its thread runs next; any thread."""
+        now = self._calls.group.now()
+        following = [] if self._posted and now - self._posted_at >= BURST_S else self._next(job.lane)
+        self._mailbox.append((job, value, error, following))
         # A thread that finds it set has put its outcome there before it is unset, so before the mailbox is emptied.
         if not self._posted:
-            self._posted = True
+            self._posted, self._posted_at = True, now
             with suppress(ClosedError):  # the node did not wait for this job, and has gone
                 self._calls.group.call_soon(self._empty)
+        return following[0] if following else None
 
     def _empty(self) -> None:
         self._posted = False
+        self._calls.group.many_follow = len(self._mailbox) > 1
         try:
             for _ in range(min(len(self._mailbox), OUTCOMES_PER_TURN)):
                 self._ended(*self._mailbox.popleft())
         finally:
+            self._calls.group.many_follow = False
             if self._mailbox and not self._posted:
-                self._posted = True
+                self._posted, self._posted_at = True, self._calls.group.now()
                 self._calls.group.call_soon(self._empty)
             self._turn_ended()
 
@@ -128,7 +143,7 @@ class _Worker(threading.Thread):
         self,
         name: str,
         inbox: SimpleQueue[WorkerJob | None],
-        post: Callable[[WorkerJob, object, BaseException | None], None],
+        post: Callable[[WorkerJob, object, BaseException | None], WorkerJob | None],
         first: Callable[[], object] | None = None,
         report: Callable[[str, BaseException], None] | None = None,
     ) -> None:
@@ -142,18 +157,22 @@ class _Worker(threading.Thread):
     def run(self) -> None:
         if self._first is not None:
             self._begin(self._first)
-        get, post = self._inbox.get, self._post
-        while (job := get()) is not None:
-            self.doing = job.name
-            value: object = None
-            error: BaseException | None = None
-            try:
-                value = job.call()
-            except BaseException as raised:  # noqa: BLE001  (whatever it is, it is the job's, and not the thread's end)
-                error = raised
-            self.doing = ""
-            post(job, value, error)
-            del job, value, error  # an idle thread must keep nothing of its last job
+        inbox, post = self._inbox, self._post
+        while (job := inbox.get()) is not None:
+            while job is not None:
+                self.doing = job.name
+                value: object = None
+                error: BaseException | None = None
+                try:
+                    value = job.call()
+                except BaseException as raised:  # noqa: BLE001  (whatever it is, it is the job's, not the thread's end)
+                    error = raised
+                self.doing = ""
+                job = post(job, value, error)
+                del value, error  # an idle thread must keep nothing of its last job
+                if job is not None and not inbox.empty():  # what waits for a thread without the interpreter is first
+                    inbox.put(job)
+                    job = None
 
     def _begin(self, first: Callable[[], object]) -> None:
         try:
