@@ -333,6 +333,7 @@ class Member:
                     "dropped": other.dropped,
                     "duplicates": self._messenger.duplicate_count(0, name),
                     "fault": other.fault,
+                    "why": self._messenger.why(other.connection),
                 }
                 for name, other in self._gossip.others.items()
             ],

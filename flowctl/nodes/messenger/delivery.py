@@ -174,7 +174,7 @@ class Delivery:
         core, count = self._core, len(self._unacknowledged)
         reaches = core.reaches_soft if core.state < SendState.SOFT_LIMIT else core.reaches_hard
         if core.state < SendState.HARD_LIMIT and reaches(self.size_bytes, count):
-            self._note(core.queued(self._load(now), now))
+            self._note(core.queued(self.load(now), now))
 
     def restore(self, message: Outgoing, sequence: int, after: int, now: float) -> None:
         """Take a message of an earlier life under its old number; in order of their sequences, before any other."""
@@ -314,7 +314,7 @@ class Delivery:
         if given_up:
             self._settled(now)
         elif self._unacknowledged:
-            self._note(self._core.ticked(self._load(now), now))
+            self._note(self._core.ticked(self.load(now), now))
         return given_up
 
     def withdraw(self, message: Outgoing, now: float) -> bool:
@@ -367,7 +367,7 @@ class Delivery:
 
     def _block(self, now: float) -> None:
         if not self._core.would_block:
-            self._note(self._core.blocked(self._load(now), now))
+            self._note(self._core.blocked(self.load(now), now))
 
     def _enter(self, message: Outgoing, now: float) -> None:
         message.since = now
@@ -447,19 +447,20 @@ class Delivery:
                 self.ready.append(message)
                 return
 
-    def _load(self, now: float) -> Load:
+    def load(self, now: float) -> Load:
+        """Return what is unacknowledged."""
         count = len(self._unacknowledged)
         since = next(iter(self._unacknowledged.values())).since if count else now
         size_bytes = self.size_bytes + count * self._core.limits.overhead_bytes
         return Load(size_bytes, count, max(0.0, now - since) * 1000)
 
     def _settled(self, now: float) -> None:
-        self._note(self._core.sent(self._load(now), now))
+        self._note(self._core.sent(self.load(now), now))
         self._unblock(now)
 
     def _unblock(self, now: float) -> None:
         if self._core.would_block and not self._refused:
-            self._note(self._core.drained(now, self._load(now)))
+            self._note(self._core.drained(now, self.load(now)))
 
     def _note(self, change: StateChange | None) -> None:
         if change is not None:

@@ -29,7 +29,7 @@ from flowctl.nodes.messenger.delivery import DeliverySettings, Outgoing
 from flowctl.nodes.messenger.inbound import MessengerInbound
 from flowctl.nodes.messenger.message import Destination, Failure, Handler, Handlers, ReceivedMessage, To
 from flowctl.nodes.messenger.outbound import MessengerOutbound, Ticket, settle
-from flowctl.nodes.messenger.peer import MessengerPeer, MessengerSocket
+from flowctl.nodes.messenger.peer import MessengerConnection, MessengerPeer, MessengerSocket, row_of
 from flowctl.nodes.messenger.store import MessageStore, OpenStore
 from flowctl.nodes.messenger.storefile import ANNOUNCES, IDS, OLD, SEQUENCES, Effect, StoredMessage
 from flowctl.nodes.messenger.wire import ACK, MAX_ID, MAX_IDENTITY_BYTES, NOOP, as_identity, parse_message
@@ -449,6 +449,21 @@ class Messenger:
         peer = self._peer_of(to)
         with self._lock:
             return peer.delivery.state
+
+    def connections(self) -> list[MessengerConnection]:
+        """Return all peers of this moment, connected or not, and how it is with what is sent to each; any thread."""
+        now = self._running_group().now()
+        return [row_of(peer, now, self._lock) for peer in self._peers()]
+
+    def why(self, to: To) -> str:
+        """Return in a line how it is with what is sent to a peer: state, limits, since when, who is to blame.
+
+        Any thread.
+
+        Raises:
+            LocalProtocolError: there is no such connection or listener.
+        """
+        return row_of(self._peer_of(to), self._running_group().now(), self._lock).why
 
     def pending_count(self, to: To | None = None) -> int:
         """Return how many messages are unacknowledged; any thread.

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from errno import EADDRINUSE
 from typing import Final, Protocol
 
+from flowctl.core.flow.state import SendState
+from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.core.sending.contract import SendOutcome
 from flowctl.errors import BusyError, ClosedError, LocalProtocolError
@@ -110,6 +112,51 @@ class MessengerPeer:
     def deadline_due(self, now: float) -> None:
         self.timer_at = None
         self._due(self, now)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessengerConnection:
+    """One peer of a messenger at one moment."""
+
+    to: To  #: what names it
+    address: str  #: of the peer; empty: it is not connected at present
+    state: SendState  #: how much it can take: of its credit, not of its connection alone
+    pending: int  #: messages that it has not acknowledged
+    pending_bytes: int  #: bytes of them, with what each costs beside its own
+    oldest_s: float  #: time for which the oldest of them waits, in seconds
+    waiting_bytes: int  #: what waits for it in its connection, beyond what the system holds
+    why: str  #: how it is with what is sent to it, in a line
+
+
+def row_of(peer: MessengerPeer, now: float, lock: OwnedLock) -> MessengerConnection:
+    """Return how it is with a peer; any thread.
+
+    Args:
+        lock: the messenger's; not held, since those of Senders are taken.
+    """
+    link, delivery = peer.link, peer.delivery
+    with lock:
+        state = delivery.state
+        pending_bytes, pending, age_ms = delivery.load(now)
+    if link is not None:
+        why = link.why()
+    elif peer.endpoint.taken_over:
+        why = "another messenger of this identity is connected there, and this one stays away"
+    else:
+        why = "not connected, it is dialled again" if not peer.endpoint.is_router else "not connected"
+    if pending:
+        oldest = f"the oldest for {age_ms / 1000:.1f} s"
+        why += f"; {pending} messages of {pending_bytes} bytes are not acknowledged, {oldest}"
+    return MessengerConnection(
+        to=peer.to,
+        address="" if link is None else link.address,
+        state=state,
+        pending=pending,
+        pending_bytes=pending_bytes,
+        oldest_s=age_ms / 1000,
+        waiting_bytes=0 if link is None else link.waiting_bytes,
+        why=why,
+    )
 
 
 class SocketOwner(Protocol):

@@ -71,6 +71,7 @@ def test_member_when_another_bans_or_lifts_does_so_at_once(fleet):
     wait_until(lambda: fleet.banned("a") == [], "its end at a")
     status = fleet.at["a"].status()
     assert {item["member"]: item["heard_s_ago"] is None for item in status["members"]} == {"b": False, "c": True}
+    assert status["members"][0]["why"].startswith("READY")
 
 
 @pytest.mark.parametrize("key", ["b", "of a stranger"])
@@ -85,7 +86,9 @@ def test_member_when_somebody_claims_to_be_another_does_not_hear_him(fleet, key)
         wait_until(lambda: mallory.statistics().given_up == 1, "it gives up")
         assert mallory.statistics().acknowledged == 0
     assert fleet.banned("a") == [CIDR]
-    assert fleet.at["a"].status()["members"][1] | {"waiting": 0} == {
+    row = fleet.at["a"].status()["members"][1]
+    assert row.pop("why").startswith("not connected, it is dialled again")
+    assert row | {"waiting": 0} == {
         "member": "c",
         "heard_s_ago": None,
         "same": None,

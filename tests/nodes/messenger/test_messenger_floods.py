@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
 import subprocess
@@ -127,6 +128,12 @@ def test_messages_when_their_peer_speaks_and_does_not_read_wait_and_use_no_attem
     for _ in range(60):
         messenger.send_message((0, b"deaf"), bytes(1_000_000), on_failure=lambda _, failure: failed.put(failure))
     wait_until(lambda: messenger.send_state((0, b"deaf")) is not SendState.READY, "there is no room")
+    wait_until(lambda: messenger.connections()[0].waiting_bytes > 0, "the system holds all it may")
+    (row,) = messenger.connections()
+    assert (row.to, row.state, row.pending) == ((0, b"deaf"), messenger.send_state((0, b"deaf")), 60)
+    assert row.pending_bytes > 60_000_000 > row.waiting_bytes > 0
+    for why in (row.why, messenger.why(row.to)):
+        assert re.search("^[A-Z_]+ for .*; 60 messages of [0-9]+ bytes are not acknowledged, the oldest for", why)
     for number in range(1, 50):
         say(deaf, number, b"still here")
     wait_until(lambda: messenger.statistics().received == 50, "it is heard")
