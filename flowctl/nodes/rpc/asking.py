@@ -6,12 +6,9 @@ does not count; it leaves the table before its caller is told.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -23,10 +20,11 @@ from flowctl.core.text.printable import short
 from flowctl.errors import LocalProtocolError, RpcError, RpcTimeoutError
 from flowctl.nodes.rpc.commands import check_name
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
-from flowctl.nodes.rpc.message import MOST_PARTS, SERVED_MESSAGE, Part, check_size, octets
+from flowctl.nodes.rpc.message import MOST_PARTS, SERVED_MESSAGE, Part, check_size, metadata_octets, octets
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.nodes.rpc.peers.peer import ConnectionID, PendingCall, PendingCalls, RpcPeer
 from flowctl.nodes.rpc.peers.reaching import NO_CONNECTION, Reaching, check_timeout
+from flowctl.nodes.rpc.streams import Credit, IncomingStream
 from flowctl.nodes.rpc.wire import frames as wire
 
 _log: Final = logging.getLogger("flowctl.rpc")
@@ -35,10 +33,22 @@ LATE_EVERY_S: Final = 10.0
 """Least time between two warnings of answers that come too late: a peer can cause any number of them."""
 MOST_CALLS: Final = 100_000
 """Requests that may wait for one peer; each takes some 700 octets."""
-NOT_ALLOWED: Final = b"CREDIT_EXCEEDED"
-"""Error code of a stream whose server has sent more items than it may."""
 
 Settle: TypeAlias = Callable[[bool, list[bytes]], object]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RpcCall:
+    """A call that is about to be made; what wraps calls may change it."""
+
+    command: str  #: ``category.command``
+    parts: tuple[Part, ...]
+    conn: ConnectionID | None  #: to whom; None: a pool chooses one of its servers
+    timeout_s: float
+    metadata: dict[str, str]  #: what travels beside the parts
+    items: AsyncIterable[Any] | None = None  #: what is streamed to the handler
+    credit: int = 0  #: items of the answer that may wait here; 0: it is one reply
+    repeatable: bool = False  #: of a pool: whether it does no harm if two servers carry it out
 
 
 @dataclass(eq=False)
@@ -57,25 +67,25 @@ class Asking:
 
     def ask(
         self,
-        conn: ConnectionID,
-        command: str,
-        parts: tuple[Part, ...],
+        call: RpcCall,
         settle: Settle,
-        timeout_s: float,
-        credit: int = 0,
         item: Callable[[list[bytes]], bool] | None = None,
+        room: Credit | None = None,
     ) -> PendingCall:
         """Send a request, on any thread; of a handler, with at most the time that its own caller still waits."""
+        conn, timeout_s = call.conn, call.timeout_s
+        if conn is None:
+            raise LocalProtocolError("conn is None, a call has a connection that it goes to")
         check_timeout(timeout_s)
         served = SERVED_MESSAGE.get()
         if served is not None:
             timeout_s = min(timeout_s, served.left_s())
-        tag = wire.make_tag(next(self._numbers) % wire.NUMBER_MODULUS, timeout_s, credit)
-        name, *checked = checked_frames(conn, command, parts)
-        frames = [name, tag, *checked]
-        call = PendingCall(tag, name, settle, item)
-        self._calls.do_or_fail(self._request, conn, frames, call, timeout_s)
-        return call
+        number, metadata = next(self._numbers) % wire.NUMBER_MODULUS, metadata_octets(call.metadata)
+        tag = wire.make_tag(number, timeout_s, call.credit, metadata)
+        name, *checked = checked_frames(conn, call.command, call.parts)
+        asked = PendingCall(tag[: wire.TAG_BYTES], name, settle, item, room)
+        self._calls.do_or_fail(self._request, conn, [name, tag, *checked], asked, timeout_s)
+        return asked
 
     def send(
         self,
@@ -130,6 +140,27 @@ class Asking:
             incoming.allow(count)
             self._reaching.send_to(peer, [wire.CREDIT, call.tag, b"%d" % count])
 
+    def received_credit(self, peer: RpcPeer, frames: list[bytes]) -> None:
+        """Have items of a call go out; where there are none to come, say so at once."""
+        call, count = None if peer.calls is None else peer.calls.get(frames[1]), wire.credit_of(frames)
+        if count is None:
+            self.malformed_count += 1
+        elif call is None or call.room is None:
+            self._reaching.send_to(peer, [wire.UP_END, frames[1]])
+        else:
+            call.room.add(count)
+
+    async def send_item(self, call: PendingCall, parts: list[bytes] | None) -> None:
+        """Send an item of a call, or their end (None), once its peer has taken what was sent before."""
+        peer = call.peer
+        if peer is None or peer.calls is None:
+            return
+        if not peer.is_reading:
+            self._reaching.unsent_count += 1
+            await peer.reads()
+        if call.tag in peer.calls:
+            self._reaching.send_to(peer, [wire.UP_END, call.tag] if parts is None else [wire.UP, call.tag, *parts])
+
     def _calls_due(self, calls: PendingCalls) -> None:
         calls.due_at = inf
         for call in calls.take_due(self._clock()):
@@ -143,10 +174,10 @@ class Asking:
         if len(frames) < 2:
             self.malformed_count += 1
             return
-        self._settle(peer, frames[1], True, frames[2:])
+        self._settle(peer, frames[1][: wire.TAG_BYTES], True, frames[2:])
 
     def received_failure(self, peer: RpcPeer, code: bytes, tag: bytes, more: list[bytes]) -> None:
-        self._settle(peer, tag, False, [code, *more])
+        self._settle(peer, tag[: wire.TAG_BYTES], False, [code, *more])
 
     def _settle(self, peer: RpcPeer, tag: bytes, ok: bool, data: list[bytes]) -> None:  # noqa: FBT001  (see `Settle`)
         call = None if peer.calls is None else peer.calls.take(tag)
@@ -161,7 +192,7 @@ class Asking:
             self._note_late()
         elif call.item is None or not call.item(frames[2:]):
             self.malformed_count += 1
-            self.received_failure(peer, NOT_ALLOWED, frames[1], [])
+            self.received_failure(peer, wire.CREDIT_EXCEEDED, frames[1], [])
             self._reaching.send_to(peer, [wire.CANCEL, frames[1]])
 
     def received_unknown(self, peer: RpcPeer, frames: list[bytes]) -> None:
@@ -183,65 +214,6 @@ class Asking:
 
     def call_back(self, callback: Callable[..., object], *args: Any) -> None:
         self._jobs.reply(partial(callback, *args), getattr(callback, "__qualname__", "callback"))
-
-
-@dataclass(eq=False)
-class IncomingStream:
-    """What has come of a stream and was not taken yet; the taker is on the node's own loop (`here`), or on another one.
-
-    `allow`, `put` and `end` on the node's thread, `take` on the taker's loop.
-    """
-
-    _loop: asyncio.AbstractEventLoop
-    here: bool = field(kw_only=True)
-    credit: int = field(kw_only=True)  #: items that may still come; the node's thread only
-    failure: list[bytes] | None = None  #: code and text, once it has failed
-    ended: bool = False  #: nothing comes any more
-    _items: deque[list[bytes]] = field(default_factory=deque)  #: any thread: each operation is one of a deque
-    _wake: asyncio.Future[None] | None = None  #: the taker's loop only
-
-    def allow(self, count: int) -> None:
-        self.credit += count
-
-    def put(self, parts: list[bytes]) -> bool:
-        """Take an item; False: it was not allowed to come."""
-        if not self.credit:
-            return False
-        self.credit -= 1
-        self._items.append(parts)
-        self._do(self._notify)
-        return True
-
-    def end(self, ok: bool, data: list[bytes]) -> None:  # noqa: FBT001  (as the callback of a reply)
-        """Take the end: parts of a last item, or code and text of a failure."""
-        if ok and data:
-            self._items.append(data)
-        self._do(self._end, None if ok else data)
-
-    async def take(self) -> list[bytes] | None:
-        """Return the next item, when there is one; None: it has ended, and `failure` says how."""
-        while not self._items:
-            if self.ended:
-                return None
-            self._wake = self._loop.create_future()
-            await self._wake
-        return self._items.popleft()
-
-    def _end(self, failure: list[bytes] | None) -> None:
-        self.failure = failure
-        self.ended = True
-        self._notify()
-
-    def _notify(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
-
-    def _do(self, what: Callable[..., object], *args: object) -> None:
-        if self.here:
-            what(*args)
-        else:
-            with suppress(RuntimeError):  # the taker's loop is closed
-                self._loop.call_soon_threadsafe(what, *args)
 
 
 class RequestFuture(Future[list[bytes]]):

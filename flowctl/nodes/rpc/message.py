@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import inf
 from typing import Any, ClassVar, Final, Protocol
 
-from flowctl.errors import LocalProtocolError
+from flowctl.errors import LocalProtocolError, RpcError
 from flowctl.nodes.rpc.access.access import AuthLevel
 from flowctl.nodes.rpc.arguments import as_json
 from flowctl.nodes.rpc.peers.peer import MAX_MESSAGE_BYTES, MAX_PART_BYTES, ConnectionID, RpcPeer
+from flowctl.nodes.rpc.streams import STREAM_CREDIT, IncomingStream
+from flowctl.nodes.rpc.wire.frames import MOST_METADATA_BYTES, WRONG_ARGUMENT
 
 SERVED_MESSAGE: Final[ContextVar[RpcMessage | None]] = ContextVar("flowctl-rpc-served", default=None)
 """The message that the handler running here was given: its own requests have the deadline of that message."""
@@ -78,6 +81,32 @@ def parts_of(value: object, most_bytes: int = MAX_PART_BYTES) -> list[bytes]:
     return parts
 
 
+def metadata_octets(metadata: Mapping[str, str] | None) -> bytes:
+    """Return the metadata of a request as it is sent."""
+    if not metadata:
+        return b""
+    if not _is_metadata(metadata):
+        raise LocalProtocolError("metadata is a mapping of texts to texts")
+    written = json.dumps(dict(metadata), ensure_ascii=False, separators=(",", ":")).encode()
+    if len(written) > MOST_METADATA_BYTES:
+        raise LocalProtocolError(f"metadata has {len(written)} bytes, the limit is {MOST_METADATA_BYTES}")
+    return written
+
+
+def _is_metadata(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair)
+
+
+def served_message() -> RpcMessage | None:
+    """Return the message that the handler was given which calls this, such as a method of a service; None: it is none."""
+    return SERVED_MESSAGE.get()
+
+
+def weight_of(parts: Sequence[bytes]) -> int:
+    """Return the bytes that parts take in memory."""
+    return sum(map(len, parts)) + FRAME_BYTES * len(parts)
+
+
 def check_size(what: str, frames: Sequence[bytes]) -> None:
     """See that a message is none that would end its connection, and with it all that waits there."""
     size_bytes = sum(map(len, frames))
@@ -92,6 +121,7 @@ class Answerer(Protocol):
 
     def send_reply(self, message: RpcMessage, parts: tuple[Part, ...]) -> None: ...
     def now(self) -> float: ...
+    def items_of(self, message: RpcMessage, credit: int) -> AsyncIterator[list[bytes]]: ...
     def name_of(self, peer: RpcPeer) -> ConnectionID: ...
     def send(self, conn: ConnectionID, command: str, *parts: Part) -> None: ...
     def request(
@@ -114,6 +144,8 @@ class RpcMessage:
     tag: bytes | None
     data: list[bytes]
     deadline: float | None
+    metadata_octets: bytes = b""  #: see `metadata`
+    incoming: IncomingStream | None = None  #: what the caller streams, once it was asked for; the node's thread
     withdrawn: bool = False  #: its caller has gone or has given up
     _answered: bool = False
     _replied: bool = False  #: its handler has; noted at once on whatever thread
@@ -134,6 +166,32 @@ class RpcMessage:
         return self.peer.identity.address
 
     @property
+    def metadata(self) -> dict[str, str]:
+        """What its caller says beside the parts, by name.
+
+        Raises:
+            RpcError: it is none; to the caller, unless it is caught.
+        """
+        try:
+            found = json.loads(self.metadata_octets) if self.metadata_octets else {}
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict) or not _is_metadata(found):
+            raise RpcError("metadata is no JSON object of texts", code=WRONG_ARGUMENT.decode())
+        return found
+
+    def items(self, credit: int = STREAM_CREDIT) -> AsyncIterator[list[bytes]]:
+        """Return what the caller streams, the parts of each item; once, by a coroutine or a handler that yields.
+
+        Args:
+            credit: items that may wait here, 1 to 255.
+
+        Raises:
+            LocalProtocolError: it came as a command, was asked for before, or `credit` is out of range.
+        """
+        return self._node.items_of(self, credit)
+
+    @property
     def cancelled(self) -> bool:
         """Whether the answer is not wanted any more: the caller has gone, has given up, or is out of time.
 
@@ -144,9 +202,8 @@ class RpcMessage:
     @property
     def size_bytes(self) -> int:
         """Octets that it keeps: its tag, its parts, and the objects that hold them."""
-        data = self.data
         tag_bytes = 0 if self.tag is None else len(self.tag)  # a foreign one may have as many as a part
-        return tag_bytes + sum(map(len, data)) + FRAME_BYTES * len(data)
+        return tag_bytes + len(self.metadata_octets) + weight_of(self.data)
 
     def left_s(self) -> float:
         """Return the time that the caller still waits, in seconds; infinite: it has not said, or has its answer."""

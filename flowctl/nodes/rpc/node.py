@@ -13,9 +13,9 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial, wraps
@@ -32,7 +32,8 @@ from flowctl.nodes.rpc.access.access import Access, AuthLevel, checked_keys, ref
 from flowctl.nodes.rpc.access.admission import Allow
 from flowctl.nodes.rpc.access.logins import LoginDesk, Logins, PasswordHash
 from flowctl.nodes.rpc.arguments import Arguments, Takes
-from flowctl.nodes.rpc.asking import Asking, IncomingStream, RequestFuture, Settle, checked_frames, failure_of
+from flowctl.nodes.rpc.asking import Asking, RequestFuture, RpcCall, Settle, checked_frames, failure_of
+from flowctl.nodes.rpc.calling import Caller, Calling, check_credit, set_result
 from flowctl.nodes.rpc.commands import Category, Handler, HandlerKind, RpcCommand, access_of, check_name, described
 from flowctl.nodes.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher, JobStatistics, TimerID
@@ -63,6 +64,7 @@ from flowctl.nodes.rpc.peers.reaching import (
 from flowctl.nodes.rpc.pool import CHANNELS, RpcPool
 from flowctl.nodes.rpc.services import WRONG_REPLY, Form, methods_of, stub_of
 from flowctl.nodes.rpc.serving import Serving
+from flowctl.nodes.rpc.streams import STREAM_CREDIT
 from flowctl.nodes.rpc.wire import frames as wire
 from flowctl.nodes.rpc.wire.addresses import Address
 from flowctl.pollgroup import LoopFactory, PollGroup
@@ -72,10 +74,9 @@ _S = TypeVar("_S")
 _log: Final = logging.getLogger("flowctl.rpc")
 
 REQUEST_TIMEOUT_S: Final = 15.0
-STREAM_CREDIT: Final = 32
-"""Items of a stream that may be on their way: enough for a network of some milliseconds, and little to hold."""
 STOP_GRACE_S: Final = 1.0
 """Time beyond its deadline in which a stop closes sockets and names the handlers that it leaves behind."""
+_STREAM_WORDS: Final = frozenset({wire.ITEM, wire.CREDIT, wire.CANCEL, wire.UP, wire.UP_END, wire.UP_CREDIT})
 _OWN_CATEGORY: Final = "rpc"
 """Category of `rpc.describe`, `rpc.health` and `rpc.login`."""
 
@@ -160,6 +161,7 @@ class RpcNode:
             most_waiting_bytes=most_waiting_bytes,
         )
         self._asking: Final = Asking(self._calls, self._reaching, self._jobs, clock)
+        self._calling: Final = Calling(self._calls, self._asking)
         self._serving: Final = Serving(self._calls, self._jobs, self._reaching)
         self._winding_up: asyncio.Task[None] | None = None  # on the node's thread
         # One for all that stop it: what another one queues when the loop has been stopped never runs.
@@ -340,7 +342,7 @@ class RpcNode:
             return None
         told: asyncio.Future[AuthLevel | None] = self._calls.group.loop.create_future()
         user, password = message.data
-        if not desk.login(peer.number, peer.identity.address, user, password, partial(_set_result, told)):
+        if not desk.login(peer.number, peer.identity.address, user, password, partial(set_result, told)):
             self._refuse_login(message, b"too many tries, or too many at once")
             return None
         level = await told
@@ -368,6 +370,22 @@ class RpcNode:
         """
         self._check_not_started("add_middleware")
         self._middleware.append(wrap)
+
+    def add_caller_middleware(self, wrap: Callable[[Caller], Caller]) -> None:
+        """Have something done around every call and stream of this node: the first that is added is the outermost.
+
+        Not around `request` and `request_future`, which have no place to wait.
+
+        Args:
+            wrap: given what makes a call, returns one that is called in its place, with the same `RpcCall`, which it
+                may change, and returns what that returns: a coroutine function of a coroutine function, an
+                asynchronous generator of one.
+
+        Raises:
+            LocalProtocolError: the node was started, or it made one of another kind.
+        """
+        self._check_not_started("add_caller_middleware")
+        self._calling.add_middleware(wrap)
 
     def set_general_threads(self, count: int) -> None:
         """Set how many worker threads handlers share, 1 or more; before start. Else: one per core.
@@ -550,7 +568,7 @@ class RpcNode:
     async def _wind_up(self, deadline_s: float) -> None:
         self._calls.stopping = True
         jobs_ended = self._calls.group.loop.create_future()
-        self._jobs.close(partial(_set_result, jobs_ended, None))
+        self._jobs.close(partial(set_result, jobs_ended, None))
         self._serving.stop()
         await asyncio.wait([jobs_ended, *self._serving.tasks], timeout=deadline_s)
         if not jobs_ended.done():
@@ -757,6 +775,11 @@ class RpcNode:
         """Return seconds on the node's clock; any thread."""
         return self._clock()
 
+    def items_of(self, message: RpcMessage, credit: int) -> AsyncIterator[list[bytes]]:
+        """Return what the caller of a request streams; for `RpcMessage`."""
+        check_credit(credit)
+        return self._serving.items_of(message, credit)
+
     def name_of(self, peer: RpcPeer) -> ConnectionID:
         """Return what names a peer, as the service node that it may be at this moment; for `RpcMessage`."""
         conn = peer.conn
@@ -817,6 +840,7 @@ class RpcNode:
         *parts: Part,
         on_reply: Settle,
         timeout_s: float = REQUEST_TIMEOUT_S,
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
         """Send a request.
 
@@ -828,16 +852,22 @@ class RpcNode:
                 of the failure (``b"TIMEOUT"``) and maybe a text.
             timeout_s: how long to wait for the reply, in seconds; the server is told. Asked by a handler, it is no
                 longer than its own caller still waits, until that has its answer.
+            metadata: what travels beside the parts, texts by name; 8 KiB at most.
 
         Raises:
             LocalProtocolError: a part is neither text nor octets, or too long, or the node was not started.
             ClosedError: the node was stopped.
         """
         settle = partial(self._asking.call_back, _with_served(on_reply))
-        self._asking.ask(self._named(conn), command, parts, settle, timeout_s)
+        self._asking.ask(self._call_of(conn, command, parts, timeout_s, metadata), settle)
 
     def request_future(
-        self, conn: ConnectionID | bytes, command: str, *parts: Part, timeout_s: float = REQUEST_TIMEOUT_S
+        self,
+        conn: ConnectionID | bytes,
+        command: str,
+        *parts: Part,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        metadata: Mapping[str, str] | None = None,
     ) -> RequestFuture:
         """Send a request; see `request`.
 
@@ -845,16 +875,50 @@ class RpcNode:
             What ``get()`` waits for, on another thread than the node's.
         """
         future = RequestFuture(self._calls.group.in_thread)
-        self._asking.ask(self._named(conn), command, parts, partial(_settle, future, command), timeout_s)
+        call = self._call_of(conn, command, parts, timeout_s, metadata)
+        self._asking.ask(call, partial(_settle, future, command))
         return future
+
+    def _call_of(
+        self,
+        conn: ConnectionID | bytes,
+        command: str,
+        parts: tuple[Part, ...],
+        timeout_s: float,
+        metadata: Mapping[str, str] | None,
+        items: AsyncIterable[Any] | None = None,
+        credit: int = 0,
+    ) -> RpcCall:
+        return RpcCall(
+            command=command,
+            parts=parts,
+            conn=self._named(conn),
+            timeout_s=timeout_s,
+            metadata={} if metadata is None else dict(metadata),
+            items=items,
+            credit=credit,
+        )
 
     @overload
     async def call(
-        self, conn: ConnectionID | bytes, command: str, *parts: Part, timeout_s: float = REQUEST_TIMEOUT_S
+        self,
+        conn: ConnectionID | bytes,
+        command: str,
+        *parts: Part,
+        timeout_s: float = ...,
+        metadata: Mapping[str, str] | None = ...,
+        items: AsyncIterable[Any] | None = ...,
     ) -> list[bytes]: ...
     @overload
     async def call(
-        self, conn: ConnectionID | bytes, command: str, *parts: Part, returns: type[_S], timeout_s: float = ...
+        self,
+        conn: ConnectionID | bytes,
+        command: str,
+        *parts: Part,
+        returns: type[_S],
+        timeout_s: float = ...,
+        metadata: Mapping[str, str] | None = ...,
+        items: AsyncIterable[Any] | None = ...,
     ) -> _S: ...
     async def call(
         self,
@@ -863,6 +927,8 @@ class RpcNode:
         *parts: Part,
         returns: Any = None,
         timeout_s: float = REQUEST_TIMEOUT_S,
+        metadata: Mapping[str, str] | None = None,
+        items: AsyncIterable[Any] | None = None,
     ) -> Any:
         """Send a request and wait for its reply; on any loop. Cancelled, it has the server cancel its handler.
 
@@ -873,6 +939,9 @@ class RpcNode:
             returns: the type of the one part of the reply: `str`, or one that Pydantic reads from JSON. None: the parts
                 are returned as they came.
             timeout_s: how long to wait for the reply, in seconds.
+            metadata: what travels beside the parts, texts by name; 8 KiB at most.
+            items: what is streamed to the handler, each a part or a list of parts, as it takes them
+                (`RpcMessage.items`); ended when the call ends. What it raises ends the call.
 
         Returns:
             The parts of the reply; or the value that `returns` says.
@@ -882,27 +951,8 @@ class RpcNode:
             RpcError: it failed; its `code` says how, ``WRONG_REPLY`` that it is not what `returns` says.
         """
         form = None if returns is None else Form(returns)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[tuple[bool, list[bytes]]] = loop.create_future()
-        here = self._calls.group.in_thread()
-
-        def settle(ok: bool, data: list[bytes]) -> None:  # noqa: FBT001  (see `Settle`)
-            if here:
-                _set_result(future, (ok, data))
-            else:
-                with suppress(RuntimeError):  # the caller's loop is closed
-                    loop.call_soon_threadsafe(_set_result, future, (ok, data))
-
-        asked = self._asking.ask(self._named(conn), command, parts, settle, timeout_s)
-        try:
-            ok, data = await future
-        except asyncio.CancelledError:
-            with suppress(ClosedError):
-                self._calls.do(self._asking.withdraw, asked)
-            raise
-        if ok:
-            return data if form is None else form.value(data, f"the reply to {command}", WRONG_REPLY)
-        raise failure_of(command, data)
+        data = await self._calling.call(self._call_of(conn, command, parts, timeout_s, metadata, items))
+        return data if form is None else form.value(data, f"the reply to {command}", WRONG_REPLY)
 
     async def stream(
         self,
@@ -911,6 +961,8 @@ class RpcNode:
         *parts: Part,
         timeout_s: float = inf,
         credit: int = STREAM_CREDIT,
+        metadata: Mapping[str, str] | None = None,
+        items: AsyncIterable[Any] | None = None,
     ) -> AsyncIterator[list[bytes]]:
         """Send a request whose handler yields; on any loop: ``async for parts in node.stream(...)``.
 
@@ -923,6 +975,8 @@ class RpcNode:
             parts: text is sent as UTF-8.
             timeout_s: how long the whole stream may take, in seconds; infinite: any time.
             credit: items that may wait here, 1 to 255.
+            metadata: as of `call`.
+            items: as of `call`: then items go both ways.
 
         Yields:
             The parts of each item. A reply of parts, by a handler that does not yield, is one item.
@@ -932,24 +986,11 @@ class RpcNode:
             RpcTimeoutError: the deadline passed.
             RpcError: it failed; its `code` says how. Items that came before were yielded.
         """
-        if not 1 <= credit <= wire.MOST_TAG_CREDIT:
-            raise LocalProtocolError(f"credit is {credit}, it must be 1 to {wire.MOST_TAG_CREDIT}")
-        incoming = IncomingStream(asyncio.get_running_loop(), here=self._calls.group.in_thread(), credit=credit)
-        asked = self._asking.ask(self._named(conn), command, parts, incoming.end, timeout_s, credit, incoming.put)
-        taken_count = 0
-        try:
-            while (item := await incoming.take()) is not None:
-                yield item
-                taken_count += 1
-                if 2 * taken_count >= credit and not incoming.ended:
-                    self._calls.do(self._asking.give_credit, asked, taken_count, incoming)
-                    taken_count = 0
-        finally:
-            if not incoming.ended:
-                with suppress(ClosedError):
-                    self._calls.do(self._asking.withdraw, asked)
-        if incoming.failure is not None:
-            raise failure_of(command, incoming.failure)
+        check_credit(credit)
+        call = self._call_of(conn, command, parts, timeout_s, metadata, items, credit)
+        async with aclosing(self._calling.stream(call)) as answers:
+            async for answer in answers:
+                yield answer
 
     def service(
         self, service: type[_S], conn: ConnectionID | bytes, category: str, *, timeout_s: float = REQUEST_TIMEOUT_S
@@ -977,7 +1018,11 @@ class RpcNode:
             timeout_s: of each call, in seconds, with the wait for a server.
         """
         withdraw = partial(self._calls.do, self._asking.withdraw)
-        pool = RpcPool(self._asking.ask, withdraw, self._reaching.is_open, self.stream, self._clock, timeout_s)
+        pool = RpcPool(
+            *(self._asking.ask, withdraw, self._reaching.is_open, self.call, self.stream, self._calling.wrapped),
+            now=self._clock,
+            timeout_s=timeout_s,
+        )
         if self._calls.started:
             pool.scheduler.run_on(self._calls.group)
         for conn in conns:
@@ -1016,14 +1061,15 @@ class RpcNode:
             self._refuse(peer, refused, name, tag)
             return
         deadline: float | None = None
-        credit = 0
+        credit, metadata = 0, b""
         if tag is not None:
             read = wire.read_tag(tag)
             if read is not None:
                 left_s, credit = read
                 deadline = self._clock() + left_s
+                tag, metadata = tag[: wire.TAG_BYTES], tag[wire.TAG_BYTES :]
         command.count += 1
-        self._serving.run(command, RpcMessage(self, peer, name, tag, frames[rest:], deadline), credit)
+        self._serving.run(command, RpcMessage(self, peer, name, tag, frames[rest:], deadline, metadata), credit)
 
     def _refused(self, command: RpcCommand, peer: RpcPeer, tag: bytes | None) -> bytes | None:
         identity = peer.identity
@@ -1052,7 +1098,7 @@ class RpcNode:
             self._reaching.received_bye(peer, taken_over=frames[1:2] == [wire.TAKEN_OVER])
         elif name == wire.UNKNOWN_COMMAND:
             self._asking.received_unknown(peer, frames)
-        elif name in {wire.ITEM, wire.CREDIT, wire.CANCEL}:
+        elif name in _STREAM_WORDS:
             self._received_stream(peer, frames)
         elif b"." not in name and (failed := wire.failed_request(frames)) is not None:
             self._asking.received_failure(peer, *failed)
@@ -1070,10 +1116,16 @@ class RpcNode:
         if frames[0] == wire.ITEM:
             self._asking.received_item(peer, frames)
             return
+        if frames[0] == wire.UP_CREDIT:
+            self._asking.received_credit(peer, frames)
+            return
         running = peer.running.get(frames[1])
         if frames[0] == wire.CANCEL:
             if running is not None:
                 running.cancel()
+            return
+        if frames[0] != wire.CREDIT:
+            self._serving.received_item(running, frames)
             return
         count = wire.credit_of(frames)
         if count is None:
@@ -1203,11 +1255,6 @@ class RpcNode:
     def job_statistics(self) -> JobStatistics:
         """Return figures of jobs, queues and threads of this moment."""
         return self._jobs.statistics()
-
-
-def _set_result(future: asyncio.Future[Any], value: object) -> None:
-    if not future.done():
-        future.set_result(value)
 
 
 def _connect_callbacks(done: Future[ConnectionID], address: str) -> tuple[Ready, Failed]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from math import inf
@@ -22,7 +22,8 @@ from random import Random
 from typing import Any, Final, TypeVar, cast
 
 from flowctl.errors import BrokenError, ClosedError, FlowctlError, LocalProtocolError, RpcTimeoutError
-from flowctl.nodes.rpc.asking import failure_of
+from flowctl.nodes.rpc.asking import RpcCall, failure_of
+from flowctl.nodes.rpc.calling import Caller
 from flowctl.nodes.rpc.message import SERVED_MESSAGE, Part
 from flowctl.nodes.rpc.peers.peer import ConnectionID
 from flowctl.nodes.rpc.peers.reaching import check_timeout
@@ -47,14 +48,13 @@ _MOST_LEFT_OUT: Final = 0.5
 """Share of the servers that may be left out at a time: one of two."""
 _Outcome = tuple[int, bool, "list[bytes] | FlowctlError"]
 """Which server it was, whether it replied, and the parts of reply or failure; or why it could not be asked at all."""
-Ask = Callable[[ConnectionID, str, tuple[Part, ...], Callable[[bool, list[bytes]], object], float], object]
+Ask = Callable[[RpcCall, Callable[[bool, list[bytes]], object]], object]
 Follow = Callable[..., AsyncIterator[list[bytes]]]
 
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    command: str
-    parts: tuple[Part, ...]
+    call: RpcCall
     deadline: float
     given_up: bool = False
     #: Has its server cancel it; taken by its caller or by the thread that sends it, the one that comes last.
@@ -85,15 +85,15 @@ class _Server:
             return None
         self.asked_count += 1
         self.open[request_id] = question
-        left_s = max(question.deadline - self.pool.now(), 0.0)
+        call = replace(question.call, conn=self.conn, timeout_s=max(question.deadline - self.pool.now(), 0.0))
         settle = partial(self._settled, request_id)
         try:
             # Not in the context of the call that has the scheduler's turn: the time of its caller is not ours.
-            call = Context().run(self.pool.ask, self.conn, question.command, question.parts, settle, left_s)
+            asked = Context().run(self.pool.ask, call, settle)
         except FlowctlError as error:
             self._settled(request_id, True, error)
             return None
-        question.withdraws.append(partial(self._withdraw, request_id, call))
+        question.withdraws.append(partial(self._withdraw, request_id, asked))
         if question.given_up:
             question.give_up()
         return None
@@ -127,7 +127,10 @@ class RpcPool:
     ask: Ask
     withdraw: Callable[[Any], object]
     is_open: Callable[[ConnectionID], bool]
+    #: Calls one server, and has one answer many times, as the methods of a node do.
+    ask_one: Callable[..., Awaitable[Any]]
     follow: Follow
+    wrapped: Callable[[Caller], Caller]
     now: Callable[[], float]
     timeout_s: float
     scheduler: MessageScheduler = field(init=False)
@@ -139,6 +142,7 @@ class RpcPool:
         ejection = OutlierEjection(Random(), EjectionSettings(most_share=_MOST_LEFT_OUT))
         policy = SchedulerPolicy(choice=TwoChoices(Random()), ejection=ejection, useful=_is_useful)
         self.scheduler = MessageScheduler(self.now, policy=policy)
+        self._make = self.wrapped(self._call)
 
     def add(self, conn: ConnectionID, channels: int = CHANNELS) -> None:
         """Ask that server too, with up to `channels` calls at a time, 1 or more."""
@@ -180,6 +184,8 @@ class RpcPool:
         returns: Any = None,
         timeout_s: float | None = None,
         repeatable: bool = False,
+        metadata: Mapping[str, str] | None = None,
+        items: AsyncIterable[Any] | None = None,
     ) -> Any:
         """Ask one of the servers, once one has room; see `RpcNode.call`.
 
@@ -190,6 +196,8 @@ class RpcPool:
             timeout_s: how long it may take, with the wait for a server. None: what the pool was made with.
             repeatable: whether it does no harm if two servers carry it out: then it goes to another one if the
                 connection breaks.
+            metadata: see `RpcNode.call`.
+            items: see `RpcNode.call`; such a call goes to a server as `stream` does.
 
         Raises:
             RpcTimeoutError: the deadline passed.
@@ -199,13 +207,29 @@ class RpcPool:
         form = None if returns is None else Form(returns)
         left_s = self.timeout_s if timeout_s is None else timeout_s
         check_timeout(left_s)
-        served = SERVED_MESSAGE.get()
-        left_s = min(left_s, MOST_TIMEOUT_S, inf if served is None else served.left_s())
+        if items is not None:
+            with self._busy_with(command) as server:
+                options = {"returns": returns, "timeout_s": left_s, "metadata": metadata, "items": items}
+                return await self.ask_one(server.conn, command, *parts, **options)
+        call = RpcCall(
+            command=command,
+            parts=parts,
+            conn=None,
+            timeout_s=left_s,
+            metadata={} if metadata is None else dict(metadata),
+            repeatable=repeatable,
+        )
+        data = await self._make(call)
+        return data if form is None else form.value(data, f"the reply to {command}", WRONG_REPLY)
+
+    async def _call(self, call: RpcCall) -> list[bytes]:
+        command, served = call.command, SERVED_MESSAGE.get()
+        left_s = min(call.timeout_s, MOST_TIMEOUT_S, inf if served is None else served.left_s())
         deadline = self.now() + left_s
         tried: set[int] = set()
-        again = _MAY_BE_REPEATED if repeatable else _NOT_BEGUN
+        again = _MAY_BE_REPEATED if call.repeatable else _NOT_BEGUN
         while True:
-            question = _Question(command, parts, deadline)
+            question = _Question(call, deadline)
             try:
                 outcome: _Outcome = await self.scheduler.request(
                     question, timeout=max(deadline - self.now(), 1e-3), exclude=tried
@@ -223,7 +247,7 @@ class RpcPool:
             if isinstance(data, FlowctlError):
                 raise data
             if ok:
-                return data if form is None else form.value(data, f"the reply to {command}", WRONG_REPLY)
+                return data
             tried.add(number)
             if data[0] not in again or tried >= {server.peer_id for server in self._there()}:
                 raise failure_of(command, [wire.DISCONNECTED] if data == [_NOT_SENT] else data)
@@ -233,6 +257,14 @@ class RpcPool:
 
         See `RpcNode.stream`. Nothing is begun anew elsewhere when its connection breaks.
         """
+        with self._busy_with(command) as server:
+            async with aclosing(self.follow(server.conn, command, *parts, **options)) as items:  # type: ignore[type-var]
+                async for item in items:
+                    yield item
+
+    @contextmanager
+    def _busy_with(self, command: str) -> Iterator[_Server]:
+        """Choose the server with the fewest open streams, and count one more meanwhile."""
         if self._closed:
             raise ClosedError("the pool was closed")
         there = [server for server in self._there() if self.is_open(server.conn)]
@@ -242,9 +274,7 @@ class RpcPool:
         server.streams += 1
         server.asked_count += 1
         try:
-            async with aclosing(self.follow(server.conn, command, *parts, **options)) as items:  # type: ignore[type-var]
-                async for item in items:
-                    yield item
+            yield server
         finally:
             server.streams -= 1
 

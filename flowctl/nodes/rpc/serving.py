@@ -5,7 +5,8 @@ entered here: by its deadline, which came with the request, and at its peer, by 
 answered once: what comes after that, or after nobody wants it any more, is not sent.
 
 A stream is an asynchronous generator whose items go out one by one, each against one credit that its caller has given;
-without credit it stands still.
+without credit it stands still. A handler that takes items of its caller gives credit in the same way; what has come and
+was not taken counts as what its message holds.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from typing import Any, Final
 from flowctl.core.loop.faults import as_exception
 from flowctl.core.outcomes.pending import Pending
 from flowctl.errors import LocalProtocolError, RpcError
-from flowctl.nodes.rpc.commands import HandlerKind, RpcCommand
+from flowctl.nodes.rpc.commands import Category, HandlerKind, RpcCommand
 from flowctl.nodes.rpc.jobs.begin import begin
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
 from flowctl.nodes.rpc.jobs.slots import NotStarted, NotStartedError, SlotVerdict, WorkerJob
-from flowctl.nodes.rpc.message import SERVED_MESSAGE, RpcMessage, parts_of
+from flowctl.nodes.rpc.message import SERVED_MESSAGE, RpcMessage, parts_of, weight_of
 from flowctl.nodes.rpc.nodecalls import NodeCalls
-from flowctl.nodes.rpc.peers.peer import RpcPeer
+from flowctl.nodes.rpc.peers.peer import Cancellable, RpcPeer
 from flowctl.nodes.rpc.peers.reaching import Reaching
+from flowctl.nodes.rpc.streams import Credit, IncomingStream
 from flowctl.nodes.rpc.wire import frames as wire
 
 MOST_RUNNING: Final = 10_000
@@ -63,9 +65,31 @@ class RunningRequest:
     """A request that runs or waits, and can be cancelled."""
 
     message: RpcMessage
-    credit: int = 0  #: items of a stream that may go out
+    category: Category
+    credit: Credit | None = None  #: for items of a stream that go out; None: it is none
     task: asyncio.Task[None] | None = None  #: task of a coroutine that waits
-    more: asyncio.Future[None] | None = None  #: what a stream waits for that has no credit
+    held_bytes: int = 0  #: what it counts for while it waits: its message, and items that were not taken
+
+    def hold(self, size_bytes: int) -> None:
+        """Count for so much more, or with a negative number less."""
+        self.held_bytes += size_bytes
+        self.category.running_bytes += size_bytes
+        self.message.peer.waiting_bytes += size_bytes
+
+    def take_item(self, frames: list[bytes]) -> bytes | None:
+        """Take an item that its caller streams, or their end; return the code of why it may not come."""
+        incoming, parts = self.message.incoming, frames[2:]
+        if incoming is None or incoming.ended:
+            return None  # it was sent before its caller could know that its handler takes no more
+        if frames[0] == wire.UP_END:
+            incoming.end(True, [])
+        elif has_too_much(self.category, self.message.peer):
+            return wire.QUEUE_FULL
+        elif not incoming.put(parts):
+            return wire.CREDIT_EXCEEDED
+        else:
+            self.hold(weight_of(parts))
+        return None
 
     def cancel(self) -> None:
         self.message.withdrawn = True
@@ -73,9 +97,19 @@ class RunningRequest:
             self.task.cancel()
 
     def add_credit(self, count: int) -> None:
-        self.credit = min(self.credit + count, wire.MOST_CREDIT)
-        if self.more is not None and not self.more.done():
-            self.more.set_result(None)
+        if self.credit is not None:
+            self.credit.add(count)
+
+
+def has_too_much(category: Category, peer: RpcPeer) -> bool:
+    """Return whether too much waits already for more of a peer's.
+
+    A peer that has many that wait leaves as many places again to others: one alone gets half of them.
+    """
+    return (
+        peer.waiting_count >= MOST_RUNNING - category.running_count
+        or peer.waiting_bytes >= MOST_RUNNING_BYTES - category.running_bytes
+    )
 
 
 @dataclass(eq=False)
@@ -100,23 +134,19 @@ class Serving:
         category = command.category
         if command.kind is HandlerKind.PLAIN:
             self._submit(command, message)
-        # A peer that has many that wait leaves as many places again to others: one alone gets half of them.
-        elif (
-            message.peer.waiting_count >= MOST_RUNNING - category.running_count
-            or message.peer.waiting_bytes >= MOST_RUNNING_BYTES - category.running_bytes
-        ):
+        elif has_too_much(category, message.peer):
             self._full(message)
         elif command.kind is HandlerKind.COROUTINE:
             task = begin(self._calls.group.loop, self._serve(command, message))
             if task is not None:
-                self._keep(command, RunningRequest(message), task)
+                self._keep(RunningRequest(message, category), task)
         elif not credit:
             self.fail(message, wire.HANDLER_FAILED, b"it streams: call it with stream()")
         else:
-            running = RunningRequest(message, credit)
-            task = begin(self._calls.group.loop, self._stream(command, running))
+            room = Credit(self._calls.group.loop, here=True, count=credit)
+            task = begin(self._calls.group.loop, self._stream(command, message, room))
             if task is not None:
-                self._keep(command, running, task)
+                self._keep(RunningRequest(message, category, room), task)
 
     def fail(self, message: RpcMessage, code: bytes, text: bytes = b"") -> None:
         """Tell the sender of a request why it gets no reply, unless it was answered."""
@@ -136,6 +166,38 @@ class Serving:
         for task in list(self.tasks):
             task.cancel()
 
+    def items_of(self, message: RpcMessage, credit: int) -> AsyncIterator[list[bytes]]:
+        """Return what the caller of a request streams; see `RpcMessage.items`."""
+        tag = message.tag
+        if tag is None or message.incoming is not None:
+            raise LocalProtocolError(
+                "a request has items, and once" if tag is None else "its items were asked for already"
+            )
+        if not self._calls.group.in_thread():
+            raise LocalProtocolError(
+                "a plain function takes no items: it runs on a thread of its own", hint="make the handler an async def"
+            )
+        incoming = message.incoming = IncomingStream(self._calls.group.loop, here=True, window=credit)
+        return self._taken(message, tag, incoming)
+
+    async def _taken(self, message: RpcMessage, tag: bytes, incoming: IncomingStream) -> AsyncIterator[list[bytes]]:
+        def allow(count: int) -> None:
+            incoming.allow(count)
+            self._reaching.send_to(message.peer, [wire.UP_CREDIT, tag, b"%d" % count])
+
+        self._reaching.send_to(message.peer, [wire.UP_CREDIT, tag, b"%d" % incoming.window])
+        async for parts in incoming.items(allow):
+            running = message.peer.running.get(tag)
+            if isinstance(running, RunningRequest) and running.message is message:
+                running.hold(-weight_of(parts))
+            yield parts
+
+    def received_item(self, running: Cancellable | None, frames: list[bytes]) -> None:
+        """Take what a caller streams to its handler; more than it may costs it the request."""
+        if isinstance(running, RunningRequest) and (code := running.take_item(frames)) is not None:
+            self.fail(running.message, code)
+            running.cancel()
+
     # --- inner steps ---------------------------------------------------------------------------------------------
 
     def _full(self, message: RpcMessage) -> None:
@@ -143,7 +205,7 @@ class Serving:
         self.fail(message, wire.QUEUE_FULL)
 
     def _submit(self, command: RpcCommand, message: RpcMessage) -> None:
-        running = RunningRequest(message)
+        running = RunningRequest(message, command.category)
         job = WorkerJob(
             command.category.lane,
             partial(_handle, command, message),
@@ -177,19 +239,15 @@ class Serving:
         except BaseException as error:  # noqa: BLE001  (a handler's fault costs its request, and nothing else)
             self._failed(message, error)
 
-    async def _stream(self, command: RpcCommand, running: RunningRequest) -> None:
+    async def _stream(self, command: RpcCommand, message: RpcMessage, room: Credit) -> None:
         """Send the items of a stream as its caller takes them; a reply without parts is its end."""
-        message = running.message
         SERVED_MESSAGE.set(message)
         items: AsyncIterator[Any] | None = None
         try:
             items = command.handler(message)
             await self._peer_reads(message.peer)
             async for item in items:
-                while not running.credit:
-                    running.more = self._calls.group.loop.create_future()
-                    await running.more
-                running.credit -= 1
+                await room.take()
                 parts = parts_of(item, message.peer.conn.most_part_bytes)
                 await self._deliver(message, [wire.ITEM, message.tag or b"", *parts])
                 del parts
@@ -239,12 +297,11 @@ class Serving:
         self._calls.group.report(f"handler of {message.command.decode(errors='replace')}", error)
         self.fail(message, wire.HANDLER_FAILED)
 
-    def _keep(self, command: RpcCommand, running: RunningRequest, task: asyncio.Task[None]) -> None:
-        category, size_bytes = command.category, running.message.size_bytes
+    def _keep(self, running: RunningRequest, task: asyncio.Task[None]) -> None:
+        category, peer = running.category, running.message.peer
         category.running_count += 1
-        category.running_bytes += size_bytes
-        running.message.peer.waiting_count += 1
-        running.message.peer.waiting_bytes += size_bytes
+        peer.waiting_count += 1
+        running.hold(running.message.size_bytes)
         running.task = task
         self.tasks.add(task)
         self._enter(running)
@@ -257,9 +314,10 @@ class Serving:
 
         def ended(_: asyncio.Task[None]) -> None:
             category.running_count -= 1
-            category.running_bytes -= size_bytes
-            running.message.peer.waiting_count -= 1
-            running.message.peer.waiting_bytes -= size_bytes
+            peer.waiting_count -= 1
+            running.hold(-running.held_bytes)
+            if running.message.incoming is not None:
+                running.message.incoming.close()
             self.tasks.discard(task)
             if running in self._due:
                 self._due.take(running)

@@ -360,7 +360,7 @@ def test_worker_when_the_system_gives_no_thread_fails_its_job_or_leaves_it_to_ot
     assert [str(error) for _, error in errors] == ["can't start new thread"] * 2
 
 
-def run_while_the_node_is_busy(bench, monkeypatch, burst_s, general=1, most_threads=2):
+def run_while_the_node_is_busy(bench, monkeypatch, burst_s, general=1, most_threads=2, submitted=None):
     """Submit ten jobs on the node's thread, which does nothing else until workers are idle; return what ran by then."""
     bench.dispatcher.slots.set_threads(general=general, batch=0, reply=0)
     monkeypatch.setattr(workers_module, "BURST_S", burst_s)
@@ -374,16 +374,18 @@ def run_while_the_node_is_busy(bench, monkeypatch, burst_s, general=1, most_thre
     monkeypatch.setattr(threading.Thread, "start", start_some)
     lane = bench.dispatcher.slots.add_category("a")
     bench.start()
-    ran, submitted = [], threading.Event()
+    ran, begins = [], threading.Event()
 
     def run(number):
-        assert submitted.wait(WAIT_S)
+        assert begins.wait(WAIT_S)
         ran.append(number)
 
     def work():
         for number in range(10):
             bench.dispatcher.submit(WorkerJob(lane, partial(run, number)))
-        submitted.set()
+        if submitted is not None:
+            submitted()
+        begins.set()
         outcomes = bench.dispatcher.workers._mailbox
         until(lambda: sum(not following for *_, following in list(outcomes)) == general)
         return list(ran)
@@ -415,6 +417,12 @@ def test_worker_when_a_job_waits_for_another_thread_runs_it_before_later_ones(be
     """A thread that gets no processor, or never came to be, keeps nothing of what has a slot already."""
     by_then, _ = run_while_the_node_is_busy(bench, monkeypatch, 3600.0, general=2, most_threads=1)
     assert by_then == list(range(10))
+
+
+def test_workers_when_they_are_to_finish_do_first_what_has_a_slot(bench, monkeypatch):
+    finish = bench.dispatcher.workers.finish
+    _, ran = run_while_the_node_is_busy(bench, monkeypatch, 3600.0, general=2, most_threads=1, submitted=finish)
+    assert ran == list(range(10))
 
 
 def test_reply_when_the_node_stops_is_told_all_the_same(bench, errors):

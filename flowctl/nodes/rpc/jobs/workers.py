@@ -74,8 +74,7 @@ class Workers:
 
     def finish(self) -> None:
         """Have each thread end once it has nothing to do; no job is handed over any more."""
-        for _ in self._threads:
-            self._inbox.put(None)
+        self._inbox.put(None)
         for _, inbox in self._tagged.values():
             inbox.put(None)
 
@@ -158,7 +157,9 @@ class _Worker(threading.Thread):
         if self._first is not None:
             self._begin(self._first)
         inbox, post = self._inbox, self._post
-        while (job := inbox.get()) is not None:
+        while (job := inbox.get()) is not None or not inbox.empty():
+            if job is None:
+                inbox.put(None)  # behind what has a slot already
             while job is not None:
                 self.doing = job.name
                 value: object = None
@@ -173,6 +174,7 @@ class _Worker(threading.Thread):
                 if job is not None and not inbox.empty():  # what waits for a thread without the interpreter is first
                     inbox.put(job)
                     job = None
+        inbox.put(None)  # for the others
 
     def _begin(self, first: Callable[[], object]) -> None:
         try:

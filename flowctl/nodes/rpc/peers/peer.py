@@ -15,6 +15,7 @@ from flowctl.core.outcomes.pending import Pending
 from flowctl.core.sending.contract import SendResult
 from flowctl.errors import ConfigError
 from flowctl.nodes.rpc.access.access import PeerIdentity
+from flowctl.nodes.rpc.streams import Credit
 from flowctl.sender import DROPPED
 from flowctl.wire.zmtp.identity import IdentityHolder
 from flowctl.wire.zmtp.mechanism import SEALED_BYTES
@@ -103,6 +104,7 @@ class PendingCall:
     command: bytes
     settle: Callable[[bool, list[bytes]], object]
     item: Callable[[list[bytes]], bool] | None = None
+    room: Credit | None = None  #: for items that are streamed to its handler; None: there are none
     peer: RpcPeer | None = None  #: who was asked: what follows goes there. None: not sent yet
 
 

@@ -18,6 +18,9 @@ These are OxenMQ's. Added to them, in forms that a node which does not know them
 failed request     ``[CODE, REPLY, tag, text]``                the text is for people, and may be missing
 streamed item      ``[ITEM, tag, part...]``                    only in answer to a tag with credit
 more credit        ``[CREDIT, tag, count]``                    decimal digits
+item of a caller   ``[UP, tag, part...]``                      only where the handler has given credit
+their end          ``[UP_END, tag]``
+credit for them    ``[UP_CREDIT, tag, count]``
 taken over         ``[BYE, TAKEN_OVER]``                       another node came under the routing id of this one
 given up           ``[CANCEL, tag]``                           the caller does not want the answer any more
 =================  ==========================================  =====================================================
@@ -33,8 +36,9 @@ octets  what
 11-14   CRC-32 of the octets before
 ======  =================================================================================
 
-To a node that does not know this form they are 15 arbitrary octets, as its own are. A tag of a foreign node passes for
-ours once in four thousand million; it then has some deadline.
+In the tag of a request metadata may follow, a JSON object of texts, which the checksum covers as well; what answers has
+the 15 octets alone, or from a node that does not know this form the whole. To such a node they are arbitrary octets, as
+its own are. A tag of a foreign node passes for ours once in four thousand million; it then has some deadline.
 """
 
 from __future__ import annotations
@@ -52,6 +56,9 @@ TAKEN_OVER: Final = b"TAKEN_OVER"
 ITEM: Final = b"ITEM"
 CREDIT: Final = b"CREDIT"
 CANCEL: Final = b"CANCEL"
+UP: Final = b"UP"
+UP_END: Final = b"UP_END"
+UP_CREDIT: Final = b"UP_CREDIT"
 
 UNKNOWN_COMMAND: Final = b"UNKNOWNCOMMAND"
 FORBIDDEN: Final = b"FORBIDDEN"
@@ -65,6 +72,7 @@ QUEUE_FULL: Final = b"QUEUE_FULL"
 SHUTTING_DOWN: Final = b"SHUTTING_DOWN"
 TIMEOUT: Final = b"TIMEOUT"
 DISCONNECTED: Final = b"DISCONNECTED"
+CREDIT_EXCEEDED: Final = b"CREDIT_EXCEEDED"
 
 MAX_CATEGORY_BYTES: Final = 50
 MAX_COMMAND_BYTES: Final = 200
@@ -79,6 +87,9 @@ NUMBER_MODULUS: Final = 1 << 48
 """Modulus of the numbers of requests."""
 LONGEST_MS: Final = 0xFFFFFFFF
 """Longest deadline that travels, seven weeks; a longer one travels as this one."""
+
+MOST_METADATA_BYTES: Final = 8192
+"""Bytes of the metadata of one request, as written: as many as gRPC allows unless told otherwise."""
 
 _CREDIT_DIGITS: Final = len(str(MOST_CREDIT))
 _TAG_BODY: Final = Struct(">HIBI")
@@ -109,15 +120,15 @@ def credit_of(frames: Sequence[bytes]) -> int | None:
     return count if 0 < count <= MOST_CREDIT else None
 
 
-def make_tag(number: int, left_s: float, credit: int = 0) -> bytes:
+def make_tag(number: int, left_s: float, credit: int = 0, metadata: bytes = b"") -> bytes:
     left_ms = int(left_s * 1000) if left_s * 1000 < LONGEST_MS else LONGEST_MS
     body = _TAG_BODY.pack(number >> 32, number & 0xFFFFFFFF, credit, left_ms)
-    return body + crc32(body).to_bytes(4, "big")
+    return body + crc32(body + metadata).to_bytes(4, "big") + metadata
 
 
 def read_tag(tag: bytes) -> tuple[float, int] | None:
     """Return time left in seconds and credit of a tag in our form; None: it is a foreign one."""
-    if len(tag) != TAG_BYTES:
+    if not TAG_BYTES <= len(tag) <= TAG_BYTES + MOST_METADATA_BYTES:
         return None
-    _, _, credit, left_ms, check = _TAG.unpack(tag)
-    return (left_ms / 1000, credit) if crc32(tag[:11]) == check else None
+    _, _, credit, left_ms, check = _TAG.unpack_from(tag)
+    return (left_ms / 1000, credit) if crc32(tag[:11] + tag[TAG_BYTES:]) == check else None

@@ -1,0 +1,173 @@
+"""Calls as an application makes them: what wraps them, items that go along, and how they end.
+
+Theory of operation. Each call, with all that may be said of it, is one `RpcCall`, which goes through what was added
+around calls to `_call` or `_stream`. They run on the loop of the caller, which may be another one than the node's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+from flowctl.errors import ClosedError, LocalProtocolError
+from flowctl.nodes.rpc.asking import Asking, RpcCall, failure_of
+from flowctl.nodes.rpc.commands import kind_of
+from flowctl.nodes.rpc.message import parts_of
+from flowctl.nodes.rpc.nodecalls import NodeCalls
+from flowctl.nodes.rpc.peers.peer import PendingCall
+from flowctl.nodes.rpc.streams import Credit, IncomingStream
+from flowctl.nodes.rpc.wire.frames import MOST_TAG_CREDIT
+
+Caller: TypeAlias = "Callable[[RpcCall], Any]"
+"""Makes a call: a coroutine function that returns the parts of the reply, or an asynchronous generator of items."""
+
+
+def check_credit(credit: int) -> None:
+    if not 1 <= credit <= MOST_TAG_CREDIT:
+        raise LocalProtocolError(f"credit is {credit}, it must be 1 to {MOST_TAG_CREDIT}")
+
+
+@dataclass(eq=False)
+class Calling:
+    """Makes calls; on any loop."""
+
+    _calls: NodeCalls
+    _asking: Asking
+    _middleware: list[Callable[[Caller], Caller]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.call: Caller = self._call
+        self.stream: Caller = self._stream
+
+    def add_middleware(self, wrap: Callable[[Caller], Caller]) -> None:
+        self._middleware.append(wrap)
+        self.call, self.stream = self.wrapped(self._call), self.wrapped(self._stream)
+
+    def wrapped(self, make: Caller) -> Caller:
+        """Return what makes a call by `make`, with all that was added around it, the first outermost."""
+        kind = kind_of(make)
+        for wrap in reversed(self._middleware):
+            make = wrap(make)
+            if kind_of(make) is not kind:
+                told = f"{wrap!r} has made a {kind_of(make).value} of a {kind.value}"
+                raise LocalProtocolError(told, hint="wrap a coroutine function in one, and a generator in one")
+        return make
+
+    async def _call(self, call: RpcCall) -> list[bytes]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[tuple[bool, list[bytes]]] = loop.create_future()
+        here = self._calls.group.in_thread()
+
+        def settle(ok: bool, data: list[bytes]) -> None:  # noqa: FBT001  (see `Settle`)
+            if here:
+                set_result(future, (ok, data))
+            else:
+                with suppress(RuntimeError):  # the caller's loop is closed
+                    loop.call_soon_threadsafe(set_result, future, (ok, data))
+
+        room = _room_for(call, loop, here=here)
+        asked = self._asking.ask(call, settle, room=room)
+        upload = self._upload(call, asked, room, partial(_set_exception, future))
+        try:
+            ok, data = await future
+        except BaseException:
+            self._withdraw(asked)
+            raise
+        finally:
+            await _ended(upload)
+        if ok:
+            return data
+        raise failure_of(call.command, data)
+
+    async def _stream(self, call: RpcCall) -> AsyncIterator[list[bytes]]:
+        loop, here = asyncio.get_running_loop(), self._calls.group.in_thread()
+        incoming = IncomingStream(loop, here, window=call.credit)
+        room = _room_for(call, loop, here=here)
+        asked = self._asking.ask(call, incoming.end, incoming.put, room)
+        upload = self._upload(call, asked, room, incoming.fail)
+        try:
+            async for item in incoming.items(
+                lambda more: self._calls.do(self._asking.give_credit, asked, more, incoming)
+            ):
+                yield item
+        finally:
+            if not incoming.ended or isinstance(incoming.failure, BaseException):
+                self._withdraw(asked)
+            await _ended(upload)
+        if isinstance(incoming.failure, BaseException):
+            raise incoming.failure
+        if incoming.failure is not None:
+            raise failure_of(call.command, incoming.failure)
+
+    def _withdraw(self, asked: PendingCall) -> None:
+        with suppress(ClosedError):
+            self._calls.do(self._asking.withdraw, asked)
+
+    def _upload(
+        self, call: RpcCall, asked: PendingCall, room: Credit | None, failed: Callable[[BaseException], object]
+    ) -> asyncio.Task[None] | None:
+        """Stream items to the handler, as it gives credit, until the call ends; None: there are none."""
+        if room is None:
+            return None
+        task = asyncio.get_running_loop().create_task(self._send_items(call, asked, room))
+
+        def ended(task: asyncio.Task[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                failed(error)
+
+        task.add_done_callback(ended)
+        return task
+
+    async def _send_items(self, call: RpcCall, asked: PendingCall, room: Credit) -> None:
+        items = aiter(call.items)  # type: ignore[arg-type]  # there are some
+        try:
+            while True:
+                await room.take()  # an item that would only wait is not even made
+                try:
+                    item = await anext(items)
+                except StopAsyncIteration:
+                    await self._on_node(room, self._asking.send_item(asked, None))
+                    return
+                most_bytes = asked.peer.conn.most_part_bytes  # type: ignore[union-attr]  # it gave credit
+                await self._on_node(room, self._asking.send_item(asked, parts_of(item, most_bytes)))
+        finally:
+            close = getattr(items, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def _on_node(self, room: Credit, step: Coroutine[Any, Any, None]) -> None:
+        if room.here:
+            await step
+        else:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(step, self._calls.group.loop))
+
+
+def _room_for(call: RpcCall, loop: asyncio.AbstractEventLoop, *, here: bool) -> Credit | None:
+    if call.items is None:
+        return None
+    if not hasattr(call.items, "__aiter__"):
+        told = f"items is of type {type(call.items).__name__}, it must be an asynchronous iterator"
+        raise LocalProtocolError(told, hint="an async def with yield makes one")
+    return Credit(loop, here)
+
+
+async def _ended(upload: asyncio.Task[None] | None) -> None:
+    """Have an upload end, with what makes its items."""
+    if upload is not None:
+        upload.cancel()
+        await asyncio.wait([upload])
+
+
+def set_result(future: asyncio.Future[Any], value: object) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

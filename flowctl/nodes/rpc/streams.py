@@ -1,0 +1,122 @@
+"""Items of a stream on their way: those that may go out, and those that have come and were not taken yet.
+
+Theory of operation. Nothing goes out that the other side has not allowed: it gives credit, an item uses one up. Who
+takes items gives credit anew once half of it is used up, so a fast taker never waits for it, and a slow one holds no
+more than that. Either side may be on a loop of its own: what comes from the connection is told on the node's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from flowctl.nodes.rpc.wire.frames import MOST_CREDIT
+
+STREAM_CREDIT: Final = 32
+"""Items of a stream that may be on their way: enough for a network of some milliseconds, and little to hold."""
+
+
+@dataclass(slots=True, eq=False)
+class _Told:
+    """What is told on the node's thread, and awaited on a loop: the node's own (`here`), or another one."""
+
+    loop: asyncio.AbstractEventLoop
+    here: bool
+    _wake: asyncio.Future[None] | None = None  #: the loop only
+
+    def do(self, what: Callable[..., object], *args: object) -> None:
+        """Do it on the loop."""
+        if self.here:
+            what(*args)
+        else:
+            with suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(what, *args)
+
+    def notify(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def wait(self) -> None:
+        self._wake = self.loop.create_future()
+        await self._wake
+
+
+@dataclass(slots=True, eq=False)
+class Credit(_Told):
+    """Items that may go out: `add` on the node's thread, `take` on the loop."""
+
+    count: int = 0
+
+    def add(self, count: int) -> None:
+        self.do(self._add, count)
+
+    async def take(self) -> None:
+        """Use one up, once there is one."""
+        while not self.count:
+            await self.wait()
+        self.count -= 1
+
+    def _add(self, count: int) -> None:
+        self.count = min(self.count + count, MOST_CREDIT)
+        self.notify()
+
+
+@dataclass(slots=True, eq=False)
+class IncomingStream(_Told):
+    """What has come of a stream and was not taken yet: `allow`, `put` and `end` on the node's thread."""
+
+    window: int = STREAM_CREDIT  #: items that may come at first
+    credit: int = field(init=False)  #: items that may still come; the node's thread only
+    failure: list[bytes] | BaseException | None = None  #: code and text, or what was raised, once it has failed
+    ended: bool = False  #: nothing comes any more
+    _items: deque[list[bytes]] = field(default_factory=deque)  #: any thread: each operation is one of a deque
+
+    def __post_init__(self) -> None:
+        self.credit = self.window
+
+    def allow(self, count: int) -> None:
+        self.credit += count
+
+    def put(self, parts: list[bytes]) -> bool:
+        """Take an item; False: it was not allowed to come."""
+        if not self.credit:
+            return False
+        self.credit -= 1
+        self._items.append(parts)
+        self.do(self.notify)
+        return True
+
+    def end(self, ok: bool, data: list[bytes]) -> None:  # noqa: FBT001  (as the callback of a reply)
+        """Take the end: parts of a last item, or code and text of a failure."""
+        if ok and data:
+            self._items.append(data)
+        self.do(self.fail, None if ok else data)
+
+    def fail(self, failure: list[bytes] | BaseException | None) -> None:
+        """Have it end, behind what has come; the loop."""
+        self.failure = failure
+        self.ended = True
+        self.notify()
+
+    def close(self) -> None:
+        """Keep nothing that was not taken; the loop."""
+        self._items.clear()
+        self.fail(None)
+
+    async def items(self, allow: Callable[[int], object]) -> AsyncIterator[list[bytes]]:
+        """Yield items until it has ended, `failure` says how; `allow` has so many more come."""
+        taken_count = 0
+        while True:
+            while not self._items:
+                if self.ended:
+                    return
+                await self.wait()
+            yield self._items.popleft()
+            taken_count += 1
+            if 2 * taken_count >= self.window and not self.ended:
+                allow(taken_count)
+                taken_count = 0
