@@ -17,7 +17,7 @@ from typing import Final
 
 from flowctl.errors import ConfigError
 
-IMPORTED_AS: Final = {"dnspython": "dns", "pyjwt": "jwt", "pynacl": "nacl"}
+IMPORTED_AS: Final = {"dnspython": "dns", "opentelemetry_api": "opentelemetry", "pyjwt": "jwt", "pynacl": "nacl"}
 """Requirements that are imported by another name: what is not installed cannot tell."""
 _NO_REQUIREMENT: Final = sys.stdlib_module_names | {"", "flowctl", "flowctl_servers"}
 _OF_EXTRA: Final = re.compile(r"([\w.-]+).*\bextra == ['\"]([\w-]+)['\"]")

@@ -129,11 +129,7 @@ class MessengerConnection:
 
 
 def row_of(peer: MessengerPeer, now: float, lock: OwnedLock) -> MessengerConnection:
-    """Return how it is with a peer; any thread.
-
-    Args:
-        lock: the messenger's; not held, since those of Senders are taken.
-    """
+    """Return how it is with a peer; any thread, which does not hold the messenger's `lock`: Senders take their own."""
     link, delivery = peer.link, peer.delivery
     with lock:
         state = delivery.state

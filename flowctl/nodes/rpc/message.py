@@ -98,7 +98,7 @@ def _is_metadata(value: object) -> bool:
 
 
 def served_message() -> RpcMessage | None:
-    """Return the message that the handler was given which calls this, such as a method of a service; None: it is none."""
+    """Return the message that the handler was given which calls this, such as a method of a service; else None."""
     return SERVED_MESSAGE.get()
 
 

@@ -242,7 +242,7 @@ class RpcNode:
         Args:
             category: where they belong.
             service: a class, such as a Protocol, whose methods take one value or none and say with types what they take
-                and answer; one that answers with an `AsyncIterator` streams. Names that begin with ``_`` are left out.
+                and answer; what is an `AsyncIterator` there is streamed. Names that begin with ``_`` are left out.
             implementation: an object with these methods: coroutines and asynchronous generators run on the node's loop,
                 plain functions on worker threads. What its types do not allow is refused as ``WRONG_ARGUMENT``.
 
@@ -993,7 +993,13 @@ class RpcNode:
                 yield answer
 
     def service(
-        self, service: type[_S], conn: ConnectionID | bytes, category: str, *, timeout_s: float = REQUEST_TIMEOUT_S
+        self,
+        service: type[_S],
+        conn: ConnectionID | bytes,
+        category: str,
+        *,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        metadata: Mapping[str, str] | None = None,
     ) -> _S:
         """Return a stub of a service: each method asks `conn`, and returns, or yields, what it answers.
 
@@ -1002,11 +1008,13 @@ class RpcNode:
             conn: whom; the public key of a service node stands for `service_node` of it.
             category: of its commands there.
             timeout_s: of each call, in seconds; streams may take any time.
+            metadata: of each call.
 
         Raises:
             LocalProtocolError: see `add_service`.
         """
-        stub = stub_of(service, category, partial(self.call, conn, timeout_s=timeout_s), partial(self.stream, conn))
+        call = partial(self.call, conn, timeout_s=timeout_s, metadata=metadata)
+        stub = stub_of(service, category, call, partial(self.stream, conn, metadata=metadata))
         return cast("_S", stub)
 
     def pool(self, *conns: ConnectionID, channels: int = CHANNELS, timeout_s: float = REQUEST_TIMEOUT_S) -> RpcPool:

@@ -103,25 +103,39 @@ def _is_open(kind: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One method of a service: what it takes, and what it answers, once or many times."""
+    """One method of a service: what it takes and what it answers, each once or many times."""
 
     name: str
     signature: inspect.Signature  #: without the object
     takes: Form
     answers: Form
     streams: bool
+    uploads: bool  #: it takes many
 
     @property
     def shown(self) -> dict[str, Any]:
         """What it takes, as `rpc.describe` tells it."""
-        json = {} if self.takes.schema is None else {"json": self.takes.schema}
+        json: dict[str, Any] = {} if self.takes.schema is None else {"json": self.takes.schema}
+        if self.uploads:
+            return {"parts": [0, 0], "items": {"parts": [self.takes.count] * 2, **json}}
         return {"parts": [self.takes.count] * 2, **json}
 
-    def arguments(self, given: tuple[Any, ...], named: dict[str, Any]) -> list[bytes]:
-        """Return what a call sends; a TypeError says that it is called in another way than its service has it."""
+    def sent(self, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[bytes], dict[str, Any]]:
+        """Return parts and options of a call; a TypeError says that its service has it in another way."""
         bound = self.signature.bind(*given, **named)
         bound.apply_defaults()
-        return self.takes.parts(*bound.arguments.values()) if bound.arguments else []
+        values = bound.arguments.values()
+        if self.uploads:
+            return [], {"items": self._written(*values)}
+        return (self.takes.parts(*values) if values else []), {}
+
+    async def _written(self, items: AsyncIterable[Any]) -> AsyncIterator[list[bytes]]:
+        async for item in items:
+            yield self.takes.parts(item)
+
+    async def _read(self, items: AsyncIterator[list[bytes]]) -> AsyncIterator[Any]:
+        async for parts in items:
+            yield self.takes.value(parts, f"an item of {self.name}", WRONG_ARGUMENT.decode())
 
     def handler(self, implementation: object) -> Handler:
         """Return the handler of a command that calls the method of an object."""
@@ -133,6 +147,8 @@ class Method:
         read = partial(self.takes.value, what=self.name, code=WRONG_ARGUMENT.decode())
 
         def given(message: Any) -> tuple[Any, ...]:
+            if self.uploads:
+                return (self._read(message.items()),)
             value = read(message.data)
             return (value,) if self.takes.count else ()
 
@@ -155,6 +171,8 @@ class Method:
                 f"{self.name} must {'yield' if self.streams else 'answer once'}, as its service says",
                 hint="an asynchronous generator answers many times: async def with yield",
             )
+        if self.uploads and kind is HandlerKind.PLAIN:
+            raise LocalProtocolError(f"{self.name} must be a coroutine function, as it takes many values")
         made: Any = {HandlerKind.PLAIN: plain, HandlerKind.COROUTINE: coroutine, HandlerKind.STREAM: stream}[kind]
         made.__doc__ = inspect.getdoc(call)
         return made  # type: ignore[no-any-return]  # one of three
@@ -191,15 +209,18 @@ def _method_of(where: str, name: str, function: Any) -> Method:
     missing = [item.name for item in parameters if item.name not in hints]
     if missing or "return" not in hints:
         raise LocalProtocolError(f"{where} has no type for {', '.join(missing) or 'what it answers'}")
-    answers = hints["return"]
-    streams = answers in _MANY or get_origin(answers) in _MANY
-    if streams:
-        answers = next(iter(get_args(answers)), TypeVar("T"))
-    takes = hints[parameters[0].name] if parameters else _NOTHING
+    answers, streams = _each_of(hints["return"])
+    takes, uploads = _each_of(hints[parameters[0].name] if parameters else _NOTHING)
     try:
-        return Method(name, inspect.Signature(parameters), Form(takes), Form(answers), streams)
+        return Method(name, inspect.Signature(parameters), Form(takes), Form(answers), streams, uploads)
     except LocalProtocolError as error:
         raise LocalProtocolError(f"{where}: {error}") from error
+
+
+def _each_of(kind: Any) -> tuple[Any, bool]:
+    """Return the type of what an iterator yields, and that it is one; else the type."""
+    many = get_origin(kind) in _MANY or any(kind is each for each in _MANY)
+    return (next(iter(get_args(kind)), TypeVar("T")), True) if many else (kind, False)
 
 
 def stub_of(
@@ -211,11 +232,13 @@ def stub_of(
     """Return an object with the methods of a service; `call` and `stream` are given a command and its parts."""
 
     async def ask(method: Method, command: str, /, *given: Any, **named: Any) -> Any:
-        parts = await call(command, *method.arguments(given, named))
+        arguments, options = method.sent(given, named)
+        parts = await call(command, *arguments, **options)
         return method.answers.value(parts, f"the reply to {command}", WRONG_REPLY)
 
     async def follow(method: Method, command: str, /, *given: Any, **named: Any) -> AsyncIterator[Any]:
-        async with aclosing(stream(command, *method.arguments(given, named))) as items:  # type: ignore[type-var]  # a generator
+        arguments, options = method.sent(given, named)
+        async with aclosing(stream(command, *arguments, **options)) as items:  # type: ignore[type-var]  # a generator
             async for parts in items:
                 yield method.answers.value(parts, f"an item of {command}", WRONG_REPLY)
 

@@ -289,3 +289,73 @@ def test_health_when_asked_says_what_the_application_says():
         *("SERVING", "NOT_SERVING"),
         *("NOT_SERVING", "NOT_SERVING"),
     ]
+
+
+class Scales(Protocol):
+    async def weigh(self, orders: AsyncIterator[Order]) -> int: ...
+    def label(self, orders: AsyncIterator[Order]) -> AsyncIterator[str]: ...
+
+
+class Weighing:
+    async def weigh(self, orders):
+        return sum([order.count async for order in orders])
+
+    async def label(self, orders):
+        async for order in orders:
+            yield f"{order.count} x {order.dish}"
+
+
+async def with_scales(ask, *, pooled):
+    server = RpcNode()
+    server.add_category("scales")
+    server.add_service("scales", Scales, Weighing())
+    address = server.listen_plain("tcp://127.0.0.1:*")
+    async with server, RpcNode() as node:
+        conn = await node.connect(address)
+        pool = node.pool(conn)
+        try:
+            stub = pool.service(Scales, "scales") if pooled else node.service(Scales, conn, "scales")
+            return await ask(node, conn, stub)
+        finally:
+            pool.close()
+
+
+async def orders(*items):
+    for item in items:
+        yield item
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_service_when_it_takes_many_values_is_streamed_them(pooled):
+    async def ask(node, conn, scales):
+        weight = await scales.weigh(orders(Order("soup", 2), Order("pie", 3)))
+        labels = [label async for label in scales.label(orders(Order("soup", 2), Order("pie")))]
+        return weight, labels, await scales.weigh(orders())
+
+    found = asyncio.run(with_scales(ask, pooled=pooled))
+    assert found == (5, ["2 x soup", "1 x pie"], 0)
+
+
+def test_service_when_an_item_is_wrong_is_an_error_on_either_side():
+    async def ask(node, conn, scales):
+        with pytest.raises(LocalProtocolError, match="cannot be written as JSON"):
+            await scales.weigh(orders(b"\xff"))
+        with pytest.raises(RpcError, match="WRONG_ARGUMENT: an item of weigh"):
+            await node.call(conn, "scales.weigh", items=orders('{"dish": 1}'))
+        told = json.loads((await node.call(conn, "rpc.describe"))[0])
+        return next(item["takes"] for item in told["commands"] if item["name"] == "scales.weigh")
+
+    takes = asyncio.run(with_scales(ask, pooled=False))
+    assert takes["parts"] == [0, 0]
+    assert takes["items"]["json"]["required"] == ["dish"]
+
+
+def test_service_when_a_plain_function_is_to_take_many_values_is_refused():
+    class Plain(Weighing):
+        def weigh(self, orders):
+            return 1
+
+    node = RpcNode()
+    node.add_category("scales")
+    with pytest.raises(LocalProtocolError, match="weigh must be a coroutine function, as it takes many values"):
+        node.add_service("scales", Scales, Plain())
