@@ -457,9 +457,7 @@ class PollGroup:
         self._check_thread("call_later")
         return self.loop.call_later(delay_s, self._guarded, callback, *args)
 
-    def watch_input(
-        self, source: int | HasFileno, callback: Callable[[], Any], *, gather: bool = False, alone: bool = False
-    ) -> None:
+    def watch_input(self, source: int | HasFileno, callback: Callable[[], Any], *, gather: bool = False) -> None:
         """Call `callback` on each turn while `source` is readable; group's thread only. Replaces an earlier callback.
 
         Args:
@@ -468,15 +466,12 @@ class PollGroup:
             callback: run with no lock held.
             gather: whether input may wait for up to 36 ms where the thread is busy with such input, so that messages
                 which are that close together are read at once.
-            alone: whether the loop itself watches it, which spares each wake-up a system call and costs 650 octets:
-                for the few descriptors through which the messages of many come. uvloop aborts the process if it is
-                closed while it is watched.
 
         Raises:
             LocalProtocolError: called on another thread.
             ClosedError: `source` is closed.
         """
-        self._watches_here("watch_input").watch_input(source, callback, gather=gather, alone=alone)
+        self._watches_here("watch_input").watch_input(source, callback, gather=gather)
 
     def watch_end(self, source: int | HasFileno, callback: Callable[[bool], Any]) -> None:
         """Watch `source`, which is not read at present, for the end of its peer instead of for input.

@@ -24,9 +24,6 @@ something was found. Messages that are that close together then share a wake-up 
 and a write, which for a stream with few viewers is most of what a message costs. The pause follows the share of the
 thread's time that such reading takes: a few streams are read at once.
 
-A few descriptors through which the messages of many come, one at a time, are watched by the loop itself (*alone*): a
-system call and some calls of Python less at each wake-up, which is a tenth of what a request and its reply cost.
-
 A watch for output that is taken up again with nearly every write *rests* in between: a system call to end it is made
 only where the kernel tells of room meanwhile.
 
@@ -82,8 +79,6 @@ _ENDED: Final = 8
 """Flag of the end of the peer's stream."""
 _BROKEN: Final = 16
 """Flag of a broken connection: nothing passes any more in either direction."""
-_ALONE: Final = 32
-"""Flag of input that the loop itself watches."""
 _EVERYTHING: Final = _BOTH | _BROKEN
 
 _Ready: TypeAlias = "Callable[[int, int], object]"
@@ -213,16 +208,11 @@ class _EpollPoller:
 
     def change(self, fd: int, source: int | HasFileno, before: int, after: int) -> None:
         del source
-        if (before ^ after) & _ALONE:
-            if after & _ALONE:
-                self._loop.add_reader(fd, self._ready, fd, _INPUT)
-            else:
-                self._loop.remove_reader(fd)
         if (before ^ after) & _GATHERED:
             if self._gatherer is None:
                 self._gatherer = _Gatherer(self._loop, self._ready, self._clock, self._share)
             self._gatherer.change(fd, watched=bool(after & _GATHERED))
-        before, after = before & ~(_GATHERED | _ALONE), after & ~(_GATHERED | _ALONE)
+        before, after = before & ~_GATHERED, after & ~_GATHERED
         if before == after:
             return
         if not after:
@@ -266,7 +256,7 @@ class _LoopPoller:
     def change(self, fd: int, source: int | HasFileno, before: int, after: int) -> None:
         loop = self._loop
         # Loops have no pause to offer: what may wait is read at once.
-        before, after = (mask & _BOTH | (mask & (_GATHERED | _ALONE) and _INPUT) for mask in (before, after))
+        before, after = (mask & _BOTH | (mask & _GATHERED and _INPUT) for mask in (before, after))
         if after & ~before & _INPUT:
             loop.add_reader(source, self._ready, fd, _INPUT)
         if after & ~before & _OUTPUT:
@@ -323,11 +313,9 @@ class FdWatches:
             _EpollPoller(loop, self._ready, clock, processor_share) if _HAS_EPOLL else _LoopPoller(loop, self._ready)
         )
 
-    def watch_input(
-        self, source: int | HasFileno, callback: Callable[[], Any], *, gather: bool = False, alone: bool = False
-    ) -> None:
+    def watch_input(self, source: int | HasFileno, callback: Callable[[], Any], *, gather: bool = False) -> None:
         """Call `callback` while `source` is readable (level-triggered); see `PollGroup.watch_input`."""
-        self._read(source, callback, _ALONE if alone else _GATHERED if gather else _INPUT)
+        self._read(source, callback, _GATHERED if gather else _INPUT)
 
     def watch_end(self, source: int | HasFileno, callback: Callable[[bool], Any]) -> None:
         self._read(source, callback, _ENDED | _BROKEN)

@@ -162,24 +162,6 @@ def pair():
     pair.close()
 
 
-def test_input_when_watched_alone_is_heard_until_unwatched(watcher, pair):
-    on_thread(watcher, lambda: watcher.watch_input(pair.ours, pair.on_input, alone=True))
-    pair.theirs.send(b"one")
-    assert pair.event.wait(WAIT_S)
-    assert watcher.statistics().watched == 1
-    on_thread(watcher, lambda: watcher.unwatch_input(pair.ours))
-    pair.event.clear()
-    pair.theirs.send(b"two")
-    on_thread(watcher, lambda: None)
-    assert pair.heard == [b"one"]
-    on_thread(watcher, lambda: watcher.watch_input(pair.ours, pair.on_input))
-    assert pair.event.wait(WAIT_S)
-    on_thread(watcher, lambda: watcher.watch_input(pair.ours, pair.on_input, alone=True))
-    assert watcher.stop(WAIT_S)
-    assert pair.heard == [b"one", b"two"]
-    assert watcher.statistics().watched == 0
-
-
 class HandLoop:
     """A loop that is turned by hand: it says what it was asked to watch and to call."""
 
