@@ -446,8 +446,8 @@ class MessengerOutbound:
 
     def _settled(self, peer: MessengerPeer, messages: list[Outgoing]) -> None:
         self.acknowledged_count += len(messages)
+        self._free_room(messages)
         for message in messages:
-            self._free_room(message)
             ticket = message.ticket
             if isinstance(ticket, Ticket) and ticket.on_ack is not None:
                 self._handlers.call("an acknowledgement handler", ticket.on_ack, message.message_id)
@@ -497,7 +497,7 @@ class MessengerOutbound:
     def _report_given_up(self, peer: MessengerPeer, message: Outgoing, outcome: Outcome) -> None:
         """Report a message that has left the delivery without an acknowledgement."""
         self.given_up_count += 1
-        self._free_room(message)
+        self._free_room([message])
         failure = Failure(message.message_id, peer.to, outcome, False, message.body, message.payload)
         ticket = message.ticket
         if isinstance(ticket, Ticket):
@@ -513,15 +513,18 @@ class MessengerOutbound:
         if handler is not None:
             self._handlers.call("a failure handler", handler, failure)
 
-    def _free_room(self, message: Outgoing) -> None:
-        """Free the room of a message that has its outcome."""
-        if self.store is not None:
-            self.store.remove(message.message_id)
-        if isinstance(message.ticket, EchoTicket):
-            self.echo_bytes -= message.ticket.cost_bytes
-            message.ticket.peer.echo_count -= 1
+    def _free_room(self, messages: Sequence[Outgoing]) -> None:
+        """Free the room of messages that have their outcome."""
+        size_bytes, store = 0, self.store
+        for message in messages:
+            size_bytes += message.size_bytes
+            if store is not None:
+                store.remove(message.message_id)
+            if isinstance(message.ticket, EchoTicket):
+                self.echo_bytes -= message.ticket.cost_bytes
+                message.ticket.peer.echo_count -= 1
         with self._lock:
-            self._pending_bytes -= message.size_bytes
+            self._pending_bytes -= size_bytes
         self._tell_room()
 
     def _tell_room(self) -> None:

@@ -79,8 +79,7 @@ class Header(NamedTuple):
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Extension:
+class Extension(NamedTuple):
     """What travels with a message between peers that both announce it; all numbers are 0 to 2^63 - 1.
 
     Args:
@@ -98,7 +97,7 @@ class Extension:
     target: int = 0
 
     def encode(self) -> bytes:
-        return _EXTENSION.pack(_MAGIC, self.incarnation, self.sequence, self.floor, self.after, self.target)
+        return _EXTENSION.pack(_MAGIC, *self)
 
     @classmethod
     def decode(cls, frame: bytes) -> Extension | None:

@@ -52,6 +52,10 @@ def read_greeting(data: bytes | memoryview) -> tuple[bytes, bool]:
     return name, bool(said[32:33] == b"\x01")
 
 
+_SHORT_HEADERS: Final = tuple(tuple(bytes((flags, size)) for size in range(SHORT_BYTES + 1)) for flags in (0, MORE))
+"""Of parts of a message, the last and those before: what is sent most is not made each time."""
+
+
 def frame(body: bytes, flags: int = 0) -> bytes:
     size = len(body)
     if size <= SHORT_BYTES:
@@ -61,14 +65,12 @@ def frame(body: bytes, flags: int = 0) -> bytes:
 
 def message(frames: Sequence[bytes]) -> bytes:
     """Return the frames of one message, as they are without encryption."""
-    if len(frames) == 1:
-        return frame(frames[0])
-    pieces = []
-    for body in frames[:-1]:
-        size = len(body)
-        pieces.append(bytes((MORE, size)) if size <= SHORT_BYTES else _LONG_HEADER.pack(MORE | LONG, size))
-        pieces.append(body)
-    pieces.append(frame(frames[-1]))
+    pieces: list[bytes] = []
+    left = len(frames)
+    for body in frames:
+        left -= 1
+        more, size = MORE if left else 0, len(body)
+        pieces += (_SHORT_HEADERS[more][size] if size <= SHORT_BYTES else _LONG_HEADER.pack(more | LONG, size), body)
     return b"".join(pieces)
 
 
