@@ -452,8 +452,7 @@ class Messenger:
 
     def connections(self) -> list[MessengerConnection]:
         """Return all peers of this moment, connected or not, and how it is with what is sent to each; any thread."""
-        now = self._running_group().now()
-        return [row_of(peer, now, self._lock) for peer in self._peers()]
+        return [row_of(peer, self._lock) for peer in self._peers()]
 
     def why(self, to: To) -> str:
         """Return in a line how it is with what is sent to a peer: state, limits, since when, who is to blame.
@@ -463,7 +462,7 @@ class Messenger:
         Raises:
             LocalProtocolError: there is no such connection or listener.
         """
-        return row_of(self._peer_of(to), self._running_group().now(), self._lock).why
+        return row_of(self._peer_of(to), self._lock).why
 
     def pending_count(self, to: To | None = None) -> int:
         """Return how many messages are unacknowledged; any thread.

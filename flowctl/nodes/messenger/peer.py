@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from errno import EADDRINUSE
@@ -31,9 +32,11 @@ from flowctl.wire.zmtp.frames import IDENTITY, SOCKET_TYPE
 from flowctl.wire.zmtp.identity import IdentityHolder
 from flowctl.wire.zmtp.inproc import SHARED_NAMES, Dial, DirectEnd
 from flowctl.wire.zmtp.keys import KeyPair
-from flowctl.wire.zmtp.link import Link, LinkOptions, ZmtpLink
+from flowctl.wire.zmtp.link import Link, LinkOptions, ZmtpLink, why_cut
 from flowctl.wire.zmtp.listen import ZmtpListener, bind_socket, check_dialler
 from flowctl.wire.zmtp.mechanism import CurveClient, CurveServer, Mechanism, Null, Properties
+
+_log: Final = logging.getLogger("flowctl.messenger")
 
 _REDIAL_BACKOFF: Final = Backoff(first_s=0.05, most_s=0.5, jitter=0.5)
 SILENCE_S: Final = 10.0
@@ -128,12 +131,12 @@ class MessengerConnection:
     why: str  #: how it is with what is sent to it, in a line
 
 
-def row_of(peer: MessengerPeer, now: float, lock: OwnedLock) -> MessengerConnection:
+def row_of(peer: MessengerPeer, lock: OwnedLock) -> MessengerConnection:
     """Return how it is with a peer; any thread, which does not hold the messenger's `lock`: Senders take their own."""
     link, delivery = peer.link, peer.delivery
     with lock:
         state = delivery.state
-        pending_bytes, pending, age_ms = delivery.load(now)
+        pending_bytes, pending, age_ms = delivery.load(peer.endpoint.now())
     if link is not None:
         why = link.why()
     elif peer.endpoint.taken_over:
@@ -196,6 +199,10 @@ class MessengerSocket:
     _listener: ZmtpListener | None = None
     _dialler: ZmtpDialler | None = None
 
+    def now(self) -> float:
+        """Return the time on the clock of deliveries, in seconds; any thread."""
+        return self._group.now()
+
     def key_of(self, route: bytes) -> bytes:
         if self.is_router:
             return b"r%d.%d:%b%b" % (self.namesakes, len(self.identity), self.identity, route)
@@ -237,7 +244,7 @@ class MessengerSocket:
             *(self._group, address, self.own, mechanism, options, SHARED_NAMES, _REDIAL_BACKOFF),
             message=lambda frames: self._owner.received(self, b"", frames),
             up=self._up,
-            down=lambda: None,
+            down=self._down,
         )
         self._dialler.dial()
 
@@ -315,6 +322,10 @@ class MessengerSocket:
             self._dialler.redials.tries = 0
         self._owner.connected(self, b"")
 
+    def _down(self, why: str) -> None:
+        if why:
+            _log.warning("the connection to %s is cut: %s", self.address, why)
+
     @property
     def _name(self) -> str:
         return self.address.partition("://")[2]
@@ -375,7 +386,9 @@ class MessengerLink(ZmtpLink):
         self._endpoint.take(self, self._route, frames)
 
     def _ended(self, reason: CloseReason, details: str) -> None:
-        del reason, details
+        why = why_cut(reason, details)
+        if why:
+            _log.warning("a connection of %s to %s is cut: %s", self.address, self._endpoint.address, why)
         self._endpoint.forget_link(self)
         if self._route is not None:
             self._endpoint.leave(self, self._route)

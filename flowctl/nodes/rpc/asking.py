@@ -16,7 +16,7 @@ from math import inf
 from random import SystemRandom
 from typing import Any, Final, TypeAlias
 
-from flowctl.core.text.printable import short
+from flowctl.core.text.printable import printable, short
 from flowctl.errors import LocalProtocolError, RpcError, RpcTimeoutError
 from flowctl.nodes.rpc.commands import check_name
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
@@ -49,6 +49,7 @@ class RpcCall:
     items: AsyncIterable[Any] | None = None  #: what is streamed to the handler
     credit: int = 0  #: items of the answer that may wait here; 0: it is one reply
     repeatable: bool = False  #: of a pool: whether it does no harm if two servers carry it out
+    used_up: bool = field(default=False, init=False)  #: `items` were begun, and cannot be begun anew
 
 
 @dataclass(eq=False)
@@ -83,6 +84,8 @@ class Asking:
         number, metadata = next(self._numbers) % wire.NUMBER_MODULUS, metadata_octets(call.metadata)
         tag = wire.make_tag(number, timeout_s, call.credit, metadata)
         name, *checked = checked_frames(conn, call.command, call.parts)
+        if metadata:
+            check_size(short(call.command), [name, tag, *checked])
         asked = PendingCall(tag[: wire.TAG_BYTES], name, settle, item, room)
         self._calls.do_or_fail(self._request, conn, [name, tag, *checked], asked, timeout_s)
         return asked
@@ -138,15 +141,17 @@ class Asking:
         peer = call.peer
         if peer is not None and peer.calls is not None and call.tag in peer.calls:
             incoming.allow(count)
-            self._reaching.send_to(peer, [wire.CREDIT, call.tag, b"%d" % count])
+            self._reaching.send_surely(peer, [wire.CREDIT, call.tag, b"%d" % count])
 
     def received_credit(self, peer: RpcPeer, frames: list[bytes]) -> None:
-        """Have items of a call go out; where there are none to come, say so at once."""
+        """Have items of a call go out; where there are none to come, say so at once, and that a call is over."""
         call, count = None if peer.calls is None else peer.calls.get(frames[1]), wire.credit_of(frames)
         if count is None:
             self.malformed_count += 1
-        elif call is None or call.room is None:
-            self._reaching.send_to(peer, [wire.UP_END, frames[1]])
+        elif call is None:  # that its items have an end would be taken for all of them
+            self._reaching.send_surely(peer, [wire.CANCEL, frames[1]])
+        elif call.room is None:
+            self._reaching.send_surely(peer, [wire.UP_END, frames[1]])
         else:
             call.room.add(count)
 
@@ -159,7 +164,8 @@ class Asking:
             self._reaching.unsent_count += 1
             await peer.reads()
         if call.tag in peer.calls:
-            self._reaching.send_to(peer, [wire.UP_END, call.tag] if parts is None else [wire.UP, call.tag, *parts])
+            frames = [wire.UP_END, call.tag] if parts is None else [wire.UP, call.tag, *parts]
+            self._reaching.send_surely(peer, frames)
 
     def _calls_due(self, calls: PendingCalls) -> None:
         calls.due_at = inf
@@ -231,9 +237,9 @@ class RequestFuture(Future[list[bytes]]):
 
 
 def failure_of(command: str, data: Sequence[bytes]) -> RpcError:
-    """Return the exception for what a request failed with: its code, and maybe a text."""
-    code = data[0].decode(errors="replace")
-    text = f": {data[1].decode(errors='replace')}" if len(data) > 1 else ""
+    """Return the exception for what a request failed with: its code, and maybe a text, of which little is believed."""
+    code = printable(data[0][: wire.MOST_CODE_BYTES].decode(errors="replace"))
+    text = f": {printable(data[1][: wire.MOST_TEXT_BYTES].decode(errors='replace'))}" if len(data) > 1 else ""
     kind = RpcTimeoutError if data[0] == wire.TIMEOUT else RpcError
     return kind(f"request {command} failed with {code}{text}", code=code)
 

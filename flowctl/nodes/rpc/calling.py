@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from flowctl.errors import ClosedError, LocalProtocolError
 from flowctl.nodes.rpc.asking import Asking, RpcCall, failure_of
@@ -19,8 +19,11 @@ from flowctl.nodes.rpc.commands import kind_of
 from flowctl.nodes.rpc.message import parts_of
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.nodes.rpc.peers.peer import PendingCall
-from flowctl.nodes.rpc.streams import Credit, IncomingStream
+from flowctl.nodes.rpc.streams import Credit, IncomingStream, closing
 from flowctl.nodes.rpc.wire.frames import MOST_TAG_CREDIT
+
+_CLOSE_S: Final = 1.0
+"""How long a call that has ended waits for what makes its items."""
 
 Caller: TypeAlias = "Callable[[RpcCall], Any]"
 """Makes a call: a coroutine function that returns the parts of the reply, or an asynchronous generator of items."""
@@ -98,9 +101,7 @@ class Calling:
             if not incoming.ended or isinstance(incoming.failure, BaseException):
                 self._withdraw(asked)
             await _ended(upload)
-        if isinstance(incoming.failure, BaseException):
-            raise incoming.failure
-        if incoming.failure is not None:
+        if isinstance(incoming.failure, list):
             raise failure_of(call.command, incoming.failure)
 
     def _withdraw(self, asked: PendingCall) -> None:
@@ -116,7 +117,8 @@ class Calling:
         task = asyncio.get_running_loop().create_task(self._send_items(call, asked, room))
 
         def ended(task: asyncio.Task[None]) -> None:
-            error = None if task.cancelled() else task.exception()
+            cancelled = LocalProtocolError(f"the items of {call.command} were cancelled")  # or the call is over
+            error = cancelled if task.cancelled() else task.exception()
             if error is not None:
                 failed(error)
 
@@ -124,21 +126,20 @@ class Calling:
         return task
 
     async def _send_items(self, call: RpcCall, asked: PendingCall, room: Credit) -> None:
-        items = aiter(call.items)  # type: ignore[arg-type]  # there are some
-        try:
+        items: AsyncIterator[Any] = aiter(call.items)  # type: ignore[arg-type]  # there are some
+        await room.take()  # an item that would only wait is not even made
+        call.used_up = items is call.items
+        async with closing(items):
             while True:
-                await room.take()  # an item that would only wait is not even made
                 try:
                     item = await anext(items)
                 except StopAsyncIteration:
                     await self._on_node(room, self._asking.send_item(asked, None))
                     return
                 most_bytes = asked.peer.conn.most_part_bytes  # type: ignore[union-attr]  # it gave credit
-                await self._on_node(room, self._asking.send_item(asked, parts_of(item, most_bytes)))
-        finally:
-            close = getattr(items, "aclose", None)
-            if close is not None:
-                await close()
+                parts = parts_of(item, most_bytes, f"an item of {call.command}")
+                await self._on_node(room, self._asking.send_item(asked, parts))
+                await room.take()
 
     async def _on_node(self, room: Credit, step: Coroutine[Any, Any, None]) -> None:
         if room.here:
@@ -153,14 +154,17 @@ def _room_for(call: RpcCall, loop: asyncio.AbstractEventLoop, *, here: bool) -> 
     if not hasattr(call.items, "__aiter__"):
         told = f"items is of type {type(call.items).__name__}, it must be an asynchronous iterator"
         raise LocalProtocolError(told, hint="an async def with yield makes one")
+    if call.used_up:
+        told = f"the items of {call.command} were used by the call that was made before with them"
+        raise LocalProtocolError(told, hint="give an object whose __aiter__ begins anew")
     return Credit(loop, here)
 
 
 async def _ended(upload: asyncio.Task[None] | None) -> None:
-    """Have an upload end, with what makes its items."""
+    """Have an upload end, with what makes its items, unless that takes its time."""
     if upload is not None:
         upload.cancel()
-        await asyncio.wait([upload])
+        await asyncio.wait([upload], timeout=_CLOSE_S)
 
 
 def set_result(future: asyncio.Future[Any], value: object) -> None:

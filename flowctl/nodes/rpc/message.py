@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, ClassVar, Final, Protocol
 
+from flowctl.core.text.printable import short
 from flowctl.errors import LocalProtocolError, RpcError
 from flowctl.nodes.rpc.access.access import AuthLevel
 from flowctl.nodes.rpc.arguments import as_json
@@ -58,26 +59,26 @@ def octets(part: Part) -> bytes:
     return text
 
 
-def parts_of(value: object, most_bytes: int = MAX_PART_BYTES) -> list[bytes]:
+def parts_of(value: object, most_bytes: int = MAX_PART_BYTES, what: str = "a reply") -> list[bytes]:
     """Return what a handler returned as parts: a `Part` is one, of lists, tuples and the like each element is."""
     part = octets(value) if isinstance(value, (str, bytes, bytearray, memoryview)) else as_json(value)
     if part is not None:
         if len(part) > most_bytes:  # it would cost the caller its connection, and all that waits there
             raise LocalProtocolError(
-                f"a part of a reply has {len(part)} bytes, the limit is {most_bytes}", hint="yield it in pieces"
+                f"a part of {what} has {len(part)} bytes, the limit is {most_bytes}", hint="yield it in pieces"
             )
         return [part]
     if isinstance(value, dict) or not hasattr(value, "__iter__"):
         raise LocalProtocolError(
-            f"a reply is text, bytes, or a list of them, not {type(value).__name__}",
-            hint="encode it in the handler, for example with json.dumps",
+            f"{what} is text, bytes, or a list of them, not {type(value).__name__}",
+            hint="encode it, for example with json.dumps",
         )
-    parts = [part for item in value for part in parts_of(item, most_bytes)]
+    parts = [part for item in value for part in parts_of(item, most_bytes, what)]
     if len(parts) > MOST_PARTS:  # it would be thrown away where it arrives, and the caller wait in vain
         raise LocalProtocolError(
-            f"a reply has {len(parts)} parts, at most {MOST_PARTS} are allowed", hint="join them, or yield them"
+            f"{what} has {len(parts)} parts, at most {MOST_PARTS} are allowed", hint="join them, or yield them"
         )
-    check_size("a reply", parts)
+    check_size(what, parts)
     return parts
 
 
@@ -85,16 +86,17 @@ def metadata_octets(metadata: Mapping[str, str] | None) -> bytes:
     """Return the metadata of a request as it is sent."""
     if not metadata:
         return b""
-    if not _is_metadata(metadata):
-        raise LocalProtocolError("metadata is a mapping of texts to texts")
+    if not isinstance(metadata, Mapping):
+        raise LocalProtocolError(
+            f"metadata is of type {type(metadata).__name__}, it must be a mapping of texts to texts"
+        )
+    wrong = next((pair for pair in metadata.items() if not all(isinstance(text, str) for text in pair)), None)
+    if wrong is not None:
+        raise LocalProtocolError(f"metadata {short(wrong[0])} is {short(wrong[1])}, both must be text")
     written = json.dumps(dict(metadata), ensure_ascii=False, separators=(",", ":")).encode()
     if len(written) > MOST_METADATA_BYTES:
         raise LocalProtocolError(f"metadata has {len(written)} bytes, the limit is {MOST_METADATA_BYTES}")
     return written
-
-
-def _is_metadata(value: object) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair)
 
 
 def served_message() -> RpcMessage | None:
@@ -146,6 +148,7 @@ class RpcMessage:
     deadline: float | None
     metadata_octets: bytes = b""  #: see `metadata`
     incoming: IncomingStream | None = None  #: what the caller streams, once it was asked for; the node's thread
+    over: bool = False  #: its handler has ended
     withdrawn: bool = False  #: its caller has gone or has given up
     _answered: bool = False
     _replied: bool = False  #: its handler has; noted at once on whatever thread
@@ -176,20 +179,29 @@ class RpcMessage:
             found = json.loads(self.metadata_octets) if self.metadata_octets else {}
         except (ValueError, RecursionError):
             found = None
-        if not isinstance(found, dict) or not _is_metadata(found):
+        if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
             raise RpcError("metadata is no JSON object of texts", code=WRONG_ARGUMENT.decode())
         return found
 
     def items(self, credit: int = STREAM_CREDIT) -> AsyncIterator[list[bytes]]:
         """Return what the caller streams, the parts of each item; once, by a coroutine or a handler that yields.
 
+        They end with the handler: taken later, they raise `ClosedError`. Where the caller streams none there are none.
+
         Args:
             credit: items that may wait here, 1 to 255.
 
         Raises:
             LocalProtocolError: it came as a command, was asked for before, or `credit` is out of range.
+            RpcError: the caller is no node of flowctl; to the caller, unless it is caught.
         """
         return self._node.items_of(self, credit)
+
+    def end_items(self) -> None:
+        """Take no more of what the caller streams: its handler has ended. For the node."""
+        self.over = True
+        if self.incoming is not None:
+            self.incoming.close()
 
     @property
     def cancelled(self) -> bool:

@@ -76,7 +76,6 @@ _log: Final = logging.getLogger("flowctl.rpc")
 REQUEST_TIMEOUT_S: Final = 15.0
 STOP_GRACE_S: Final = 1.0
 """Time beyond its deadline in which a stop closes sockets and names the handlers that it leaves behind."""
-_STREAM_WORDS: Final = frozenset({wire.ITEM, wire.CREDIT, wire.CANCEL, wire.UP, wire.UP_END, wire.UP_CREDIT})
 _OWN_CATEGORY: Final = "rpc"
 """Category of `rpc.describe`, `rpc.health` and `rpc.login`."""
 
@@ -1106,7 +1105,7 @@ class RpcNode:
             self._reaching.received_bye(peer, taken_over=frames[1:2] == [wire.TAKEN_OVER])
         elif name == wire.UNKNOWN_COMMAND:
             self._asking.received_unknown(peer, frames)
-        elif name in _STREAM_WORDS:
+        elif name in wire.STREAM_WORDS:
             self._received_stream(peer, frames)
         elif b"." not in name and (failed := wire.failed_request(frames)) is not None:
             self._asking.received_failure(peer, *failed)

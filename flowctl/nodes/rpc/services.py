@@ -26,6 +26,7 @@ from flowctl.core.text.printable import short
 from flowctl.errors import LocalProtocolError, RpcError
 from flowctl.nodes.rpc.arguments import adapter_of, fault_of, schema_of, strict_adapter_of
 from flowctl.nodes.rpc.commands import Handler, HandlerKind, kind_of
+from flowctl.nodes.rpc.streams import closing
 from flowctl.nodes.rpc.wire.frames import WRONG_ARGUMENT
 
 WRONG_REPLY: Final = "WRONG_REPLY"
@@ -130,8 +131,12 @@ class Method:
         return (self.takes.parts(*values) if values else []), {}
 
     async def _written(self, items: AsyncIterable[Any]) -> AsyncIterator[list[bytes]]:
-        async for item in items:
-            yield self.takes.parts(item)
+        if not hasattr(items, "__aiter__"):
+            raise LocalProtocolError(f"{self.name} takes an asynchronous iterator, not {type(items).__name__}")
+        each = aiter(items)
+        async with closing(each):
+            async for item in each:
+                yield self.takes.parts(item)
 
     async def _read(self, items: AsyncIterator[list[bytes]]) -> AsyncIterator[Any]:
         async for parts in items:

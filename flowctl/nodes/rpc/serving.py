@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from flowctl.core.loop.faults import as_exception
 from flowctl.core.outcomes.pending import Pending
-from flowctl.errors import LocalProtocolError, RpcError
+from flowctl.errors import ClosedError, LocalProtocolError, RpcError
 from flowctl.nodes.rpc.commands import Category, HandlerKind, RpcCommand
 from flowctl.nodes.rpc.jobs.begin import begin
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
@@ -37,12 +37,12 @@ MOST_RUNNING: Final = 10_000
 """Handlers of one category that may wait on the loop; each holds some kilobytes."""
 MOST_RUNNING_BYTES: Final = 256 << 20
 """Octets of the messages that these handlers were given."""
+LEAST_ITEM_BYTES: Final = 1 << 20
+"""Bytes that a peer may have waiting here, as messages and items, whatever others have, before an item is refused."""
+ITEM_BYTES: Final = 128
+"""Memory that an item takes beside its parts."""
 RETRY_S: Final = 0.1
 """Time between two tries to send an item of a stream to a service node that has gone and may come again."""
-MOST_CODE_BYTES: Final = 200
-"""Longest error code that a handler may choose."""
-MOST_TEXT_BYTES: Final = 500
-"""Longest error text of a failure."""
 
 _CODES: Final = {
     NotStarted.STOPPED: wire.SHUTTING_DOWN,
@@ -54,7 +54,7 @@ _RESERVED_CODES: Final = frozenset(
     {
         *(wire.UNKNOWN_COMMAND, wire.FORBIDDEN, wire.FORBIDDEN_SN, wire.NOT_A_SERVICE_NODE, wire.NO_REPLY_TAG),
         *(wire.QUEUE_FULL, wire.SHUTTING_DOWN, wire.TIMEOUT, wire.DISCONNECTED),
-        *(wire.REPLY, wire.HI, wire.HELLO, wire.BYE, wire.ITEM, wire.CREDIT, wire.CANCEL),
+        *(wire.REPLY, wire.HI, wire.HELLO, wire.BYE, *wire.STREAM_WORDS),
     }
 )
 """Codes by which the node speaks of itself, and which a handler that fails cannot claim."""
@@ -83,18 +83,19 @@ class RunningRequest:
             return None  # it was sent before its caller could know that its handler takes no more
         if frames[0] == wire.UP_END:
             incoming.end(True, [])
-        elif has_too_much(self.category, self.message.peer):
+        elif self.message.peer.waiting_bytes >= max(LEAST_ITEM_BYTES, MOST_RUNNING_BYTES - self.category.running_bytes):
             return wire.QUEUE_FULL
         elif not incoming.put(parts):
             return wire.CREDIT_EXCEEDED
         else:
-            self.hold(weight_of(parts))
+            self.hold(ITEM_BYTES + weight_of(parts))
         return None
 
     def cancel(self) -> None:
-        self.message.withdrawn = True
-        if self.task is not None:
-            self.task.cancel()
+        if not self.message.withdrawn:  # once: a second time would cancel the cleaning up
+            self.message.withdrawn = True
+            if self.task is not None:
+                self.task.cancel()
 
     def add_credit(self, count: int) -> None:
         if self.credit is not None:
@@ -177,19 +178,23 @@ class Serving:
             raise LocalProtocolError(
                 "a plain function takes no items: it runs on a thread of its own", hint="make the handler an async def"
             )
+        if message.over:
+            raise ClosedError("the handler has ended, and its items with it")
+        if message.deadline is None:
+            raise RpcError("its caller cannot stream items: its tag is none of ours", code=_WRONG)
         incoming = message.incoming = IncomingStream(self._calls.group.loop, here=True, window=credit)
         return self._taken(message, tag, incoming)
 
     async def _taken(self, message: RpcMessage, tag: bytes, incoming: IncomingStream) -> AsyncIterator[list[bytes]]:
         def allow(count: int) -> None:
             incoming.allow(count)
-            self._reaching.send_to(message.peer, [wire.UP_CREDIT, tag, b"%d" % count])
+            self._reaching.send_surely(message.peer, [wire.UP_CREDIT, tag, b"%d" % count])
 
-        self._reaching.send_to(message.peer, [wire.UP_CREDIT, tag, b"%d" % incoming.window])
+        self._reaching.send_surely(message.peer, [wire.UP_CREDIT, tag, b"%d" % incoming.window])
         async for parts in incoming.items(allow):
             running = message.peer.running.get(tag)
             if isinstance(running, RunningRequest) and running.message is message:
-                running.hold(-weight_of(parts))
+                running.hold(-ITEM_BYTES - weight_of(parts))
             yield parts
 
     def received_item(self, running: Cancellable | None, frames: list[bytes]) -> None:
@@ -238,6 +243,8 @@ class Serving:
                 self._answer(message, parts_of(value, message.peer.conn.most_part_bytes))
         except BaseException as error:  # noqa: BLE001  (a handler's fault costs its request, and nothing else)
             self._failed(message, error)
+        finally:
+            message.end_items()
 
     async def _stream(self, command: RpcCommand, message: RpcMessage, room: Credit) -> None:
         """Send the items of a stream as its caller takes them; a reply without parts is its end."""
@@ -258,6 +265,7 @@ class Serving:
         except BaseException as error:  # noqa: BLE001  (a handler's fault costs its request, and nothing else)
             self._failed(message, error)
         finally:
+            message.end_items()
             if items is not None:
                 close: Callable[[], Coroutine[Any, Any, None]] = items.aclose  # type: ignore[attr-defined]  # a generator
                 await close()
@@ -290,8 +298,8 @@ class Serving:
         if isinstance(error, RpcError) and (message.tag is not None or error.code == _WRONG):
             code = error.code.encode(errors="replace")
             self.wrong_count += code == wire.WRONG_ARGUMENT
-            if code not in _RESERVED_CODES and b"." not in code and len(code) <= MOST_CODE_BYTES:
-                self.fail(message, code, str(error).encode(errors="replace")[:MOST_TEXT_BYTES])
+            if code not in _RESERVED_CODES and b"." not in code and len(code) <= wire.MOST_CODE_BYTES:
+                self.fail(message, code, str(error).encode(errors="replace")[: wire.MOST_TEXT_BYTES])
                 return
         self.failed_count += 1
         self._calls.group.report(f"handler of {message.command.decode(errors='replace')}", error)
@@ -315,9 +323,6 @@ class Serving:
         def ended(_: asyncio.Task[None]) -> None:
             category.running_count -= 1
             peer.waiting_count -= 1
-            running.hold(-running.held_bytes)
-            if running.message.incoming is not None:
-                running.message.incoming.close()
             self.tasks.discard(task)
             if running in self._due:
                 self._due.take(running)
@@ -336,6 +341,8 @@ class Serving:
 
     def _leave(self, running: RunningRequest) -> None:
         message = running.message
+        running.hold(-running.held_bytes)
+        message.end_items()
         for key in (message.tag, message):
             if key is not None and message.peer.running.get(key) is running:
                 del message.peer.running[key]

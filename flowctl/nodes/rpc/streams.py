@@ -10,11 +10,29 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from flowctl.errors import ClosedError
 from flowctl.nodes.rpc.wire.frames import MOST_CREDIT
+
+ITEMS_IN_A_ROW: Final = 32
+"""Items of one stream that are made in one turn of a loop, where the other side has allowed many."""
+_MOST_TOLD: Final = 10_000
+"""Credits that wait for a loop that does not turn: no peer has cause to give so many."""
+
+
+@asynccontextmanager
+async def closing(items: object) -> AsyncIterator[None]:
+    """Close an iterator at the end, if that can be."""
+    try:
+        yield
+    finally:
+        close = getattr(items, "aclose", None)
+        if close is not None:
+            await close()
+
 
 STREAM_CREDIT: Final = 32
 """Items of a stream that may be on their way: enough for a network of some milliseconds, and little to hold."""
@@ -50,18 +68,28 @@ class Credit(_Told):
     """Items that may go out: `add` on the node's thread, `take` on the loop."""
 
     count: int = 0
+    _told: deque[int] = field(default_factory=deque)  #: any thread: each operation is one of a deque
+    _in_a_row: int = 0
 
     def add(self, count: int) -> None:
-        self.do(self._add, count)
+        self._told.append(count)
+        if len(self._told) == 1:  # a flood of them costs the loop one turn
+            self.do(self._add)
+        elif len(self._told) > _MOST_TOLD:
+            self._told.pop()
 
     async def take(self) -> None:
-        """Use one up, once there is one."""
+        """Use one up, once there is one; who has much gives the loop its turn once in a while."""
+        self._in_a_row += 1
+        if self._in_a_row % ITEMS_IN_A_ROW == 0:
+            await asyncio.sleep(0)
         while not self.count:
             await self.wait()
         self.count -= 1
 
-    def _add(self, count: int) -> None:
-        self.count = min(self.count + count, MOST_CREDIT)
+    def _add(self) -> None:
+        while self._told:
+            self.count = min(self.count + self._told.popleft(), MOST_CREDIT)
         self.notify()
 
 
@@ -97,22 +125,25 @@ class IncomingStream(_Told):
         self.do(self.fail, None if ok else data)
 
     def fail(self, failure: list[bytes] | BaseException | None) -> None:
-        """Have it end, behind what has come; the loop."""
-        self.failure = failure
-        self.ended = True
-        self.notify()
+        """Have it end, behind what has come, unless it has; the loop."""
+        if not self.ended:
+            self.failure = failure
+            self.ended = True
+            self.notify()
 
     def close(self) -> None:
-        """Keep nothing that was not taken; the loop."""
+        """Keep nothing that was not taken; who takes still learns that there is no more. The loop."""
         self._items.clear()
-        self.fail(None)
+        self.fail(ClosedError("the request has ended, and its items with it"))
 
     async def items(self, allow: Callable[[int], object]) -> AsyncIterator[list[bytes]]:
-        """Yield items until it has ended, `failure` says how; `allow` has so many more come."""
+        """Yield items until it has ended; `allow` has so many more come. Raises `failure` where it was raised."""
         taken_count = 0
         while True:
             while not self._items:
                 if self.ended:
+                    if isinstance(self.failure, BaseException):
+                        raise self.failure
                     return
                 await self.wait()
             yield self._items.popleft()

@@ -22,6 +22,7 @@ from flowctl.nodes.rpc.calling import Caller
 from flowctl.nodes.rpc.commands import Handler, HandlerKind, kind_of
 from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
+from flowctl.nodes.rpc.wire.frames import MOST_TEXT_BYTES
 
 _SYSTEM: Final = "flowctl"
 _NAME: Final = "flowctl.rpc"
@@ -60,7 +61,7 @@ class _Spans:
         except Exception as error:
             code = error.code if isinstance(error, RpcError) else type(error).__name__
             current.set_attribute("rpc.flowctl.code", code)
-            current.set_status(Status(StatusCode.ERROR, str(error)))
+            current.set_status(Status(StatusCode.ERROR, str(error)[:MOST_TEXT_BYTES]))
             raise
         finally:
             current.end()
@@ -84,10 +85,10 @@ class _Spans:
     @contextmanager
     def _serves(self, message: RpcMessage) -> Iterator[None]:
         try:
-            said = message.metadata
-        except RpcError:  # its handler has no use for it, or refuses it
-            said = {}
-        name, parent = message.command.decode(errors="replace"), propagate.extract(said)
+            parent = propagate.extract(_believed(message.metadata))
+        except Exception:  # noqa: BLE001  (what a peer says of its trace costs nobody his request)
+            parent = None
+        name = message.command.decode(errors="replace")
         with self._span(name, SpanKind.SERVER, parent) as current, _within(current):
             yield
 
@@ -108,6 +109,11 @@ class _Spans:
 
         kinds = {HandlerKind.PLAIN: plain, HandlerKind.COROUTINE: coroutine, HandlerKind.STREAM: stream}
         return kinds[kind_of(handler)]
+
+
+def _believed(metadata: dict[str, str]) -> dict[str, str]:
+    """Return what propagators may read: they log what they find, and take long for many blanks."""
+    return {name: " ".join(text.split()) for name, text in metadata.items() if text.isascii() and text.isprintable()}
 
 
 def _within(current: Span) -> AbstractContextManager[Span]:

@@ -11,7 +11,7 @@ from flowctl.core.outcomes.backoff import Backoff, Redial
 from flowctl.pollgroup import PollGroup
 from flowctl.reasons import CloseReason
 from flowctl.wire.zmtp.inproc import Dial, DirectEnd, InprocNames
-from flowctl.wire.zmtp.link import Link, LinkOptions, ZmtpLink
+from flowctl.wire.zmtp.link import Link, LinkOptions, ZmtpLink, why_cut
 from flowctl.wire.zmtp.mechanism import Mechanism, Properties
 
 _CONNECT_S: Final = 10.0
@@ -28,7 +28,7 @@ class ZmtpDialler:
         names: those of inproc.
         message: called with each message.
         up: called with the link, once the listener is known.
-        down: called once it has ended, or none could be made; before it is tried again.
+        down: called once it has ended, with why it was cut if it was, or none could be made; before it is tried again.
 
     Attributes:
         link: None: there is none, or not yet.
@@ -47,7 +47,7 @@ class ZmtpDialler:
         *,
         message: Callable[[list[bytes]], object],
         up: Callable[[Link], object],
-        down: Callable[[], object],
+        down: Callable[[str], object],
     ) -> None:
         self.link: Link | None = None
         self.redials: Final = Redial(backoff)
@@ -119,14 +119,13 @@ class ZmtpDialler:
         self._up(link)
 
     def _ended(self, link: Link, reason: CloseReason, details: str) -> None:
-        del reason, details
         if link in {self.link, self._on_its_way}:
             self.link = None
-            self._failed()
+            self._failed(why_cut(reason, details))
 
-    def _failed(self) -> None:
+    def _failed(self, why: str = "") -> None:
         self._on_its_way = None
-        self._down()
+        self._down(why)
         if not self.closed:
             self._on_its_way = self._group.call_later(self.redials.delay_s(), self.dial)
 

@@ -20,15 +20,24 @@ from flowctl.core.sending.contract import SendResult
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.text.addresses import join_host_port, plain_address
 from flowctl.pollgroup import PollGroup
-from flowctl.reasons import CloseReason
+from flowctl.reasons import SLOW_ENDS, CloseReason
 from flowctl.wire.zmtp.mechanism import Mechanism, Properties
-from flowctl.wire.zmtp.peer import Heartbeat, ZmtpLimits
+from flowctl.wire.zmtp.peer import SILENT, Heartbeat, ZmtpLimits
 from flowctl.wire.zmtp.session import ZmtpSession
 
 MOST_UNFINISHED_BYTES: Final = 256 << 20
 """Bytes that are kept of messages that have not come wholly, of all links of a node or messenger."""
 _CREDENTIALS: Final = struct.Struct("iII")
 """Process, user and group of a peer, as Linux tells them (``struct ucred``)."""
+
+
+_CUTS: Final = frozenset({*SLOW_ENDS, CloseReason.IDLE.value})
+
+
+def why_cut(reason: CloseReason, details: str) -> str:
+    """Return why we have cut a peer that took nothing or said nothing; empty: it ended in another way."""
+    silent = reason is CloseReason.PROTOCOL_ERROR and SILENT in details
+    return f"{reason.value}: {details}" if silent or reason.value in _CUTS else ""
 
 
 class UnfinishedRoom:

@@ -219,7 +219,7 @@ class ZmtpPeer:
             return float("inf")
         dead_s = min(beat.dead_s, self.peer_ttl_s or beat.dead_s)
         if now - self.heard_at >= dead_s:
-            raise RemoteProtocolError(f"the peer has said nothing for {now - self.heard_at:.1f} s", code="zmtp-silence")
+            raise RemoteProtocolError(f"{SILENT} {now - self.heard_at:.1f} s", code="zmtp-silence")
         if now - self.asked_at >= beat.each_s:
             self.asked_at = now
             ttl = min(int(beat.dead_s * _PER_S), _MOST_TTL).to_bytes(2, "big")
@@ -318,6 +318,8 @@ class ZmtpPeer:
                 return
             self._send(self._mechanism.seal_command(wire.command_body(wire.PONG, data[2:])))
 
+
+SILENT: Final = "the peer has said nothing for"
 
 _GREETING: Final = "greeting"
 _HANDSHAKE: Final = "handshake"

@@ -410,7 +410,9 @@ class Dispatcher:
         if job.lane.kind is LaneKind.TAGGED:
             self.workers.run_tagged(job)
         else:
-            self.workers.run(job, self.slots.active)
+            with self._lock:  # a worker may be about to pass its slot on
+                active = self.slots.active
+            self.workers.run(job, active)
 
     def _next(self, lane: CategoryLane) -> list[WorkerJob]:
         with self._lock:

@@ -36,7 +36,7 @@ class DialledConnection:
         ready: called with the connection when it is answered first.
         failed: called with the connection and why, if it never is.
         received: called with the peer and each message.
-        lost: called with the peer when a connection has ended that is made again.
+        lost: called with the peer when a connection has ended that is made again, and why it was cut if it was.
         over: called when nothing of it is left.
     """
 
@@ -54,7 +54,7 @@ class DialledConnection:
         ready: Callable[[ConnectionID], object],
         failed: Callable[[ConnectionID, str], object],
         received: Callable[[RpcPeer, list[bytes]], object],
-        lost: Callable[[RpcPeer], object],
+        lost: Callable[[RpcPeer, str], object],
         over: Callable[[DialledConnection], object],
     ) -> None:
         self.address: Final = address
@@ -114,13 +114,13 @@ class DialledConnection:
             self._dialler.close()
             link.end("closed", self._closes_at - self._group.now())
 
-    def _down(self) -> None:
+    def _down(self, why: str) -> None:
         was_up, self.peer.link = self.peer.link is not None, None
         if self._closes_at is not None and (was_up or self._group.now() >= self._closes_at):
             self._finish()
         elif was_up:
             self.lost = True
-            self._on_lost(self.peer)
+            self._on_lost(self.peer, why)
 
     def _heed_silence(self, link: Link) -> None:
         if not (self._answered or self.peer.link is not link or self._closes_at is not None):

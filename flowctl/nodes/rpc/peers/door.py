@@ -12,7 +12,7 @@ from flowctl.nodes.rpc.peers.peer import RpcPeer
 from flowctl.pollgroup import PollGroup
 from flowctl.reasons import CloseReason
 from flowctl.wire.zmtp.keys import KeyPair
-from flowctl.wire.zmtp.link import LinkOptions, ZmtpLink
+from flowctl.wire.zmtp.link import LinkOptions, ZmtpLink, why_cut
 from flowctl.wire.zmtp.listen import ROUTER, BoundSocket, ZmtpListener, check_dialler
 from flowctl.wire.zmtp.mechanism import CurveServer, Null, Properties, RefusedError
 
@@ -26,7 +26,7 @@ class Door:
     Args:
         keys: of this node, where connections are encrypted. None: they are not.
         received: called with a peer and each of its messages.
-        lost: called with a peer whose connection has ended.
+        lost: called with a peer whose connection has ended, and why it was cut if it was.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Door:
         keys: KeyPair | None,
         options: LinkOptions,
         received: Callable[[RpcPeer, list[bytes]], object],
-        lost: Callable[[RpcPeer], object],
+        lost: Callable[[RpcPeer, str], object],
     ) -> None:
         self.peers: Final = peers
         self.received: Final = received
@@ -105,7 +105,6 @@ class Incoming(ZmtpLink):
             door.received(peer, frames)
 
     def _ended(self, reason: CloseReason, details: str) -> None:
-        del reason, details
         self._door.listener.links.discard(self)
         if self.peer is not None and not self.peer.closed:
-            self._door.lost(self.peer)
+            self._door.lost(self.peer, why_cut(reason, details))

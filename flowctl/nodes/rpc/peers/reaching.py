@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -203,7 +204,9 @@ class Reaching:
         self.closed = False  #: no listener and no connection is opened any more
         self.unsent_count = 0  #: messages dropped since too much waited for their peer already
         self.conflated_count = 0  #: messages in whose place a newer one is sent
-        self.cut_count = 0  #: peers that were cut since most of what waited in the node waited for them
+        self.cut_count = (
+            0  #: peers that were cut: they took nothing, said nothing, or most of what waited waited for them
+        )
         self.duplicate_count = 0  #: times that another node with our keys took a connection of ours
 
     # --- life ----------------------------------------------------------------------------------------------------
@@ -333,6 +336,15 @@ class Reaching:
     def send_to(self, peer: RpcPeer, frames: Sequence[bytes]) -> bool:
         """Send a message that has no answer; return whether it could be sent."""
         return self.try_to_send(peer, frames) is None
+
+    def send_surely(self, peer: RpcPeer, frames: Sequence[bytes]) -> None:
+        """Send what must not be missing: now, or once the peer has taken what waits for it; never once it has gone."""
+        if not self.send_to(peer, frames) and peer.link is not None and not peer.closed:
+            peer.link.when_drained(lambda there: self._soon(self.send_surely, peer, frames) if there else None)
+
+    def _soon(self, call: Callable[..., object], *args: object) -> None:
+        with suppress(ClosedError):
+            self._calls.group.call_soon(call, *args)
 
     def try_to_send(self, peer: RpcPeer, frames: Sequence[bytes]) -> bytes | None:
         """Send a message; return the code for why it could not be, None if it could."""
@@ -464,14 +476,17 @@ class Reaching:
         if not dialled.ready:
             self.hang_up(dialled, "connection attempt timed out", code=wire.DISCONNECTED)
 
-    def _lost(self, peer: RpcPeer) -> None:
-        """Act on the end of a connection; one that we opened comes again."""
+    def _lost(self, peer: RpcPeer, why: str = "") -> None:
+        """Act on the end of a connection, with why it was cut if it was; one that we opened comes again."""
         if peer.closed:
             return
+        if why:
+            self.cut_count += 1
+            _log.warning("peer %s is cut: %s", peer.identity.address or peer.conn.id, why)
         if peer.conn.route:
-            self.forget(peer, wire.DISCONNECTED)
+            self.forget(peer, wire.DISCONNECTED, why)
         else:
-            self._give_up(peer, wire.DISCONNECTED)
+            self._give_up(peer, wire.DISCONNECTED, why)
 
     def disconnect(self, conn: ConnectionID, linger_s: float) -> None:
         peer = self.connected_peer(conn)

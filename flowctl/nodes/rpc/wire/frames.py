@@ -60,6 +60,8 @@ UP: Final = b"UP"
 UP_END: Final = b"UP_END"
 UP_CREDIT: Final = b"UP_CREDIT"
 
+STREAM_WORDS: Final = frozenset({ITEM, CREDIT, CANCEL, UP, UP_END, UP_CREDIT})
+
 UNKNOWN_COMMAND: Final = b"UNKNOWNCOMMAND"
 FORBIDDEN: Final = b"FORBIDDEN"
 FORBIDDEN_SN: Final = b"FORBIDDEN_SN"
@@ -90,6 +92,11 @@ LONGEST_MS: Final = 0xFFFFFFFF
 
 MOST_METADATA_BYTES: Final = 8192
 """Bytes of the metadata of one request, as written: as many as gRPC allows unless told otherwise."""
+
+MOST_CODE_BYTES: Final = 200
+"""Longest error code that a handler may choose."""
+MOST_TEXT_BYTES: Final = 500
+"""Longest error text of a failure."""
 
 _CREDIT_DIGITS: Final = len(str(MOST_CREDIT))
 _TAG_BODY: Final = Struct(">HIBI")

@@ -247,7 +247,7 @@ def test_items_when_they_are_no_iterator_or_asked_for_where_they_cannot_be_are_a
             await node.call(conn, "a.total", items=[1])
         with pytest.raises(RpcError, match="HANDLER_FAILED"):
             await node.call(conn, "a.thread", items=Made(1))
-        with pytest.raises(LocalProtocolError, match="a reply is text, bytes, or a list of them, not int"):
+        with pytest.raises(LocalProtocolError, match=r"an item of a\.total is text, bytes, or a list of them, not int"):
             await node.call(conn, "a.total", items=numbers())
         node.send(conn, "a.told")
         await until(lambda: server.messages)
@@ -269,7 +269,7 @@ def test_items_when_they_are_more_than_allowed_cost_their_caller_the_request(ser
     send, receive = dealer.send_multipart, dealer.recv_multipart
     for frames in ([b"UP", tag, b"x"], [b"UP_END", tag], [b"UP"], [b"UP_CREDIT", tag, b"1"], [b"UP_CREDIT", tag, b"x"]):
         send(frames)
-    assert receive() == [b"UP_END", tag]  # of a call of its own that it does not have
+    assert receive() == [b"CANCEL", tag]  # of a call of its own that it does not have
     send([b"a.waits", tag])
     assert receive() == [b"UP_CREDIT", tag, b"3"]
     for _ in range(4):
@@ -284,6 +284,7 @@ def test_items_when_they_are_more_than_allowed_cost_their_caller_the_request(ser
 
 def test_items_when_they_hold_too_much_cost_their_caller_the_request(server, raw, monkeypatch):
     monkeypatch.setattr("flowctl.nodes.rpc.serving.MOST_RUNNING_BYTES", 4000)
+    monkeypatch.setattr("flowctl.nodes.rpc.serving.LEAST_ITEM_BYTES", 1000)
     greedy, other = raw(server.address), raw(server.address)
     tag = make_tag(1, WAIT_S)
     greedy.send_multipart([b"a.waits", tag])
@@ -356,8 +357,8 @@ def test_metadata_when_given_comes_to_every_kind_of_handler_by_every_kind_of_cal
 @pytest.mark.parametrize(
     ("metadata", "told"),
     [
-        ({"a": 1}, "metadata is a mapping of texts to texts"),
-        ({b"a": "1"}, "metadata is a mapping of texts to texts"),
+        ({"a": 1}, "metadata 'a' is 1, both must be text"),
+        ({b"a": "1"}, "metadata b'a' is '1', both must be text"),
         ({"a": "x" * 8192}, "metadata has 8200 bytes, the limit is 8192"),
     ],
 )
