@@ -72,6 +72,7 @@ class Asking:
         settle: Settle,
         item: Callable[[list[bytes]], bool] | None = None,
         room: Credit | None = None,
+        credit: int = 0,
     ) -> PendingCall:
         """Send a request, on any thread; of a handler, with at most the time that its own caller still waits."""
         conn, timeout_s = call.conn, call.timeout_s
@@ -82,7 +83,7 @@ class Asking:
         if served is not None:
             timeout_s = min(timeout_s, served.left_s())
         number, metadata = next(self._numbers) % wire.NUMBER_MODULUS, metadata_octets(call.metadata)
-        tag = wire.make_tag(number, timeout_s, call.credit, metadata)
+        tag = wire.make_tag(number, timeout_s, credit, metadata)
         name, *checked = checked_frames(conn, call.command, call.parts)
         if metadata:
             check_size(short(call.command), [name, tag, *checked])
@@ -163,7 +164,12 @@ class Asking:
         if not peer.is_reading:
             self._reaching.unsent_count += 1
             await peer.reads()
-        if call.tag in peer.calls:
+        self.post_item(call, parts)
+
+    def post_item(self, call: PendingCall, parts: list[bytes] | None) -> None:
+        """Send an item of a call, or their end (None)."""
+        peer = call.peer
+        if peer is not None and peer.calls is not None and call.tag in peer.calls:
             frames = [wire.UP_END, call.tag] if parts is None else [wire.UP, call.tag, *parts]
             self._reaching.send_surely(peer, frames)
 

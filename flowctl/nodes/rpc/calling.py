@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from flowctl.errors import ClosedError, LocalProtocolError
 from flowctl.nodes.rpc.asking import Asking, RpcCall, failure_of
 from flowctl.nodes.rpc.commands import kind_of
-from flowctl.nodes.rpc.message import parts_of
+from flowctl.nodes.rpc.message import parts_of, weight_of
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.nodes.rpc.peers.peer import PendingCall
 from flowctl.nodes.rpc.streams import Credit, IncomingStream, closing
@@ -24,6 +24,9 @@ from flowctl.nodes.rpc.wire.frames import MOST_TAG_CREDIT
 
 _CLOSE_S: Final = 1.0
 """How long a call that has ended waits for what makes its items."""
+
+_POSTED_BYTES: Final = 1 << 18
+"""Bytes of items from another loop that are handed over before one waits until the peer has taken them."""
 
 Caller: TypeAlias = "Callable[[RpcCall], Any]"
 """Makes a call: a coroutine function that returns the parts of the reply, or an asynchronous generator of items."""
@@ -90,7 +93,7 @@ class Calling:
         loop, here = asyncio.get_running_loop(), self._calls.group.in_thread()
         incoming = IncomingStream(loop, here, window=call.credit)
         room = _room_for(call, loop, here=here)
-        asked = self._asking.ask(call, incoming.end, incoming.put, room)
+        asked = self._asking.ask(call, incoming.end, incoming.put, room, incoming.credit)
         upload = self._upload(call, asked, room, incoming.fail)
         try:
             async for item in incoming.items(
@@ -129,6 +132,7 @@ class Calling:
         items: AsyncIterator[Any] = aiter(call.items)  # type: ignore[arg-type]  # there are some
         await room.take()  # an item that would only wait is not even made
         call.used_up = items is call.items
+        posted_bytes = 0
         async with closing(items):
             while True:
                 try:
@@ -138,7 +142,12 @@ class Calling:
                     return
                 most_bytes = asked.peer.conn.most_part_bytes  # type: ignore[union-attr]  # it gave credit
                 parts = parts_of(item, most_bytes, f"an item of {call.command}")
-                await self._on_node(room, self._asking.send_item(asked, parts))
+                posted_bytes += weight_of(parts)
+                if room.here or posted_bytes >= _POSTED_BYTES:
+                    posted_bytes = 0
+                    await self._on_node(room, self._asking.send_item(asked, parts))
+                else:
+                    self._calls.do(self._asking.post_item, asked, parts)
                 await room.take()
 
     async def _on_node(self, room: Credit, step: Coroutine[Any, Any, None]) -> None:

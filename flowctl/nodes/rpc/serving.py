@@ -190,7 +190,7 @@ class Serving:
             incoming.allow(count)
             self._reaching.send_surely(message.peer, [wire.UP_CREDIT, tag, b"%d" % count])
 
-        self._reaching.send_surely(message.peer, [wire.UP_CREDIT, tag, b"%d" % incoming.window])
+        self._reaching.send_surely(message.peer, [wire.UP_CREDIT, tag, b"%d" % incoming.credit])
         async for parts in incoming.items(allow):
             running = message.peer.running.get(tag)
             if isinstance(running, RunningRequest) and running.message is message:

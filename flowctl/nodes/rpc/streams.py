@@ -2,7 +2,8 @@
 
 Theory of operation. Nothing goes out that the other side has not allowed: it gives credit, an item uses one up. Who
 takes items gives credit anew once half of it is used up, so a fast taker never waits for it, and a slow one holds no
-more than that. Either side may be on a loop of its own: what comes from the connection is told on the node's thread.
+more than that, in items and in bytes. Either side may be on a loop of its own: what comes from the connection is told
+on the node's thread.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ from flowctl.nodes.rpc.wire.frames import MOST_CREDIT
 
 ITEMS_IN_A_ROW: Final = 32
 """Items of one stream that are made in one turn of a loop, where the other side has allowed many."""
+_FIRST: Final = 4
+"""Items that are allowed at first, before it is known how large they are."""
+_MOST_BYTES: Final = 4 << 20
+"""Bytes of a stream that may wait where it is taken, if its items are as large as the largest so far: then fewer than
+its window are allowed, but one always is."""
 _MOST_TOLD: Final = 10_000
 """Credits that wait for a loop that does not turn: no peer has cause to give so many."""
 
@@ -97,14 +103,16 @@ class Credit(_Told):
 class IncomingStream(_Told):
     """What has come of a stream and was not taken yet: `allow`, `put` and `end` on the node's thread."""
 
-    window: int = STREAM_CREDIT  #: items that may come at first
+    window: int = STREAM_CREDIT  #: items that may wait here, if they are small
     credit: int = field(init=False)  #: items that may still come; the node's thread only
     failure: list[bytes] | BaseException | None = None  #: code and text, or what was raised, once it has failed
     ended: bool = False  #: nothing comes any more
     _items: deque[list[bytes]] = field(default_factory=deque)  #: any thread: each operation is one of a deque
+    _largest_bytes: int = 1  #: of what has come
+    _awaited: int = field(init=False)  #: items that were allowed and not taken; the loop only
 
     def __post_init__(self) -> None:
-        self.credit = self.window
+        self.credit = self._awaited = min(self.window, _FIRST)
 
     def allow(self, count: int) -> None:
         self.credit += count
@@ -114,6 +122,7 @@ class IncomingStream(_Told):
         if not self.credit:
             return False
         self.credit -= 1
+        self._largest_bytes = max(self._largest_bytes, sum(map(len, parts)))
         self._items.append(parts)
         self.do(self.notify)
         return True
@@ -138,7 +147,6 @@ class IncomingStream(_Told):
 
     async def items(self, allow: Callable[[int], object]) -> AsyncIterator[list[bytes]]:
         """Yield items until it has ended; `allow` has so many more come. Raises `failure` where it was raised."""
-        taken_count = 0
         while True:
             while not self._items:
                 if self.ended:
@@ -147,7 +155,9 @@ class IncomingStream(_Told):
                     return
                 await self.wait()
             yield self._items.popleft()
-            taken_count += 1
-            if 2 * taken_count >= self.window and not self.ended:
-                allow(taken_count)
-                taken_count = 0
+            self._awaited -= 1
+            most = max(1, min(self.window, _MOST_BYTES // self._largest_bytes))
+            more = most - self._awaited
+            if 2 * more >= most and not self.ended:
+                self._awaited += more
+                allow(more)

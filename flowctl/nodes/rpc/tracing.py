@@ -8,11 +8,11 @@ that of its call, also where the other side is another library.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, aclosing, contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from opentelemetry import propagate, trace
+from opentelemetry import context, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
 
@@ -26,6 +26,7 @@ from flowctl.nodes.rpc.wire.frames import MOST_TEXT_BYTES
 
 _SYSTEM: Final = "flowctl"
 _NAME: Final = "flowctl.rpc"
+_AS_IT_IS: Final[dict[str, Any]] = {"record_exception": False, "set_status_on_exception": False}
 
 
 def trace_node(node: RpcNode, *, tracer_provider: TracerProvider | None = None) -> None:
@@ -68,7 +69,7 @@ class _Spans:
 
     def around_call(self, make: Caller) -> Caller:
         async def call(asked: RpcCall) -> Any:
-            with self._span(asked.command, SpanKind.CLIENT) as current, _within(current):
+            with self._span(asked.command, SpanKind.CLIENT) as current, trace.use_span(current, **_AS_IT_IS):
                 propagate.inject(asked.metadata)
                 return await make(asked)
 
@@ -87,10 +88,14 @@ class _Spans:
         try:
             parent = propagate.extract(_believed(message.metadata))
         except Exception:  # noqa: BLE001  (what a peer says of its trace costs nobody his request)
-            parent = None
+            parent = Context()
         name = message.command.decode(errors="replace")
-        with self._span(name, SpanKind.SERVER, parent) as current, _within(current):
-            yield
+        with self._span(name, SpanKind.SERVER, parent) as current:
+            token = context.attach(trace.set_span_in_context(current, parent))  # with the baggage that came
+            try:
+                yield
+            finally:
+                context.detach(token)
 
     def around_handler(self, handler: Handler) -> Handler:
         def plain(message: RpcMessage) -> Any:
@@ -114,7 +119,3 @@ class _Spans:
 def _believed(metadata: dict[str, str]) -> dict[str, str]:
     """Return what propagators may read: they log what they find, and take long for many blanks."""
     return {name: " ".join(text.split()) for name, text in metadata.items() if text.isascii() and text.isprintable()}
-
-
-def _within(current: Span) -> AbstractContextManager[Span]:
-    return trace.use_span(current, record_exception=False, set_status_on_exception=False)
