@@ -97,9 +97,11 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.nodes.rpc.access.access import AuthLevel as AuthLevel
     from flowctl.nodes.rpc.jobs.batch import Batch as Batch
     from flowctl.nodes.rpc.jobs.batch import JobResult as JobResult
+    from flowctl.nodes.rpc.message import served_message as served_message
     from flowctl.nodes.rpc.node import RpcNode as RpcNode
     from flowctl.nodes.rpc.peers.peer import ConnectionID as ConnectionID
     from flowctl.nodes.rpc.subscription import Subscription as Subscription
+    from flowctl.nodes.rpc.tracing import trace_node as trace_node
     from flowctl.nodes.scheduler.scheduler import MessageScheduler as MessageScheduler
     from flowctl.pollgroup import GroupState as GroupState
     from flowctl.pollgroup import Pollable as Pollable
@@ -157,9 +159,11 @@ _HOMES: Final = {
     "flowctl.nodes.messenger.messenger": "Messenger",
     "flowctl.nodes.rpc.access.access": "Access AuthLevel",
     "flowctl.nodes.rpc.jobs.batch": "Batch JobResult",
+    "flowctl.nodes.rpc.message": "served_message",
     "flowctl.nodes.rpc.node": "RpcNode",
     "flowctl.nodes.rpc.peers.peer": "ConnectionID",
     "flowctl.nodes.rpc.subscription": "Subscription",
+    "flowctl.nodes.rpc.tracing": "trace_node",
     "flowctl.nodes.scheduler.scheduler": "MessageScheduler",
     "flowctl.pollgroup": "GroupState PollGroup PollGroupStatistics Pollable",
     "flowctl.pollgroups": "Move PollGroups",

@@ -587,7 +587,7 @@ class Judgement:
         queued_bytes = self.queued_bytes(self.load(now))
         remarks = slow.remarks(queued_bytes, self.picture_share(now), needed, self.behind_ms(now, kernel_bytes))
         forecast = self.forecast(now, counted)
-        if forecast is not None:
+        if forecast is not None and self.core.state is not SendState.HARD_LIMIT:
             axis = forecast.axis.value.removesuffix("_ms")
             remarks.append(f"the hard limit ({axis}) is {forecast.seconds:.0f} s away")
         return remarks

@@ -354,6 +354,8 @@ class Messenger:
             ClosedError: the messenger was stopped.
             LocalProtocolError: there is no such connection or listener, or an argument is out of range.
         """
+        if not isinstance(message, (str, bytes, bytearray, memoryview)):
+            raise LocalProtocolError(f"a message is text or bytes, not {type(message).__name__}")
         body = message.encode() if isinstance(message, str) else bytes(message)
         frames = tuple(bytes(frame) for frame in payload)
         outgoing = Outgoing(0, 0, remote_callback_id, body, frames, ordered)

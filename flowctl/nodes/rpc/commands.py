@@ -64,6 +64,9 @@ def kind_of(handler: object) -> HandlerKind:
         handler = handler.func
     if not (inspect.isfunction(handler) or inspect.ismethod(handler)):
         handler = getattr(type(handler), "__call__", handler)  # noqa: B004  (what is called, not whether it can be)
+    if inspect.isgeneratorfunction(handler):
+        name = getattr(handler, "__qualname__", handler)
+        raise LocalProtocolError(f"{name} yields, and is a plain function", hint="make it an async def")
     if inspect.isasyncgenfunction(handler):
         return HandlerKind.STREAM
     return HandlerKind.COROUTINE if inspect.iscoroutinefunction(handler) else HandlerKind.PLAIN

@@ -82,18 +82,28 @@ def parts_of(value: object, most_bytes: int = MAX_PART_BYTES, what: str = "a rep
     return parts
 
 
-def metadata_octets(metadata: Mapping[str, str] | None) -> bytes:
-    """Return the metadata of a request as it is sent."""
-    if not metadata:
-        return b""
+def own_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """Return a copy of the metadata of a call, which what wraps calls may change."""
+    if metadata is None:
+        return {}
     if not isinstance(metadata, Mapping):
         raise LocalProtocolError(
             f"metadata is of type {type(metadata).__name__}, it must be a mapping of texts to texts"
         )
+    return dict(metadata)
+
+
+def metadata_octets(metadata: Mapping[str, str]) -> bytes:
+    """Return the metadata of a request as it is sent."""
+    if not metadata:
+        return b""
     wrong = next((pair for pair in metadata.items() if not all(isinstance(text, str) for text in pair)), None)
     if wrong is not None:
         raise LocalProtocolError(f"metadata {short(wrong[0])} is {short(wrong[1])}, both must be text")
-    written = json.dumps(dict(metadata), ensure_ascii=False, separators=(",", ":")).encode()
+    try:
+        written = json.dumps(metadata, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"metadata has half a character: {error}") from error
     if len(written) > MOST_METADATA_BYTES:
         raise LocalProtocolError(f"metadata has {len(written)} bytes, the limit is {MOST_METADATA_BYTES}")
     return written

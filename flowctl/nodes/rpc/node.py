@@ -38,7 +38,7 @@ from flowctl.nodes.rpc.commands import Category, Handler, HandlerKind, RpcComman
 from flowctl.nodes.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher, JobStatistics, TimerID
 from flowctl.nodes.rpc.jobs.slots import DEFAULT_MAX_QUEUE
-from flowctl.nodes.rpc.message import SERVED_MESSAGE, Part, RpcMessage, parts_of
+from flowctl.nodes.rpc.message import SERVED_MESSAGE, Part, RpcMessage, own_metadata, parts_of
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.nodes.rpc.peers.peer import (
     ANY_WAY,
@@ -249,6 +249,11 @@ class RpcNode:
             LocalProtocolError: see `add_command`; or a method has no types, takes several values, or answers once
                 where its service says many times.
         """
+        check_type("service", service, type)
+        if isinstance(implementation, type):
+            raise LocalProtocolError(
+                f"implementation is the class {implementation.__name__}, it must be an object of it"
+            )
         made = [(method, method.handler(implementation)) for method in methods_of(service)]  # all of them or none
         for method, handler in made:
             self._add(category, method.name, handler, None, is_request=True, shown=method.shown)
@@ -654,8 +659,13 @@ class RpcNode:
         checked_keys([pubkey], "service_node")
         return ConnectionID(SERVICE_NODE, pubkey=pubkey, service_node=True, reach=reach)
 
-    def _named(self, conn: ConnectionID | bytes) -> ConnectionID:
-        return conn if isinstance(conn, ConnectionID) else self.service_node(conn)
+    def _named(self, conn: Any) -> ConnectionID:
+        if isinstance(conn, ConnectionID):
+            return conn
+        if not isinstance(conn, bytes):
+            told = f"conn is {short(conn)}, it must be what connect() has returned, or the key of a service node"
+            raise LocalProtocolError(told, hint="conn = await node.connect(address)")
+        return self.service_node(conn)
 
     def connect_sn(self, pubkey: bytes, keep_alive_s: float = CONNECT_KEEP_ALIVE_S, hint: str = "") -> ConnectionID:
         """Open a connection to a service node, unless there is one; see `service_node`.
@@ -893,7 +903,7 @@ class RpcNode:
             parts=parts,
             conn=self._named(conn),
             timeout_s=timeout_s,
-            metadata={} if metadata is None else dict(metadata),
+            metadata=own_metadata(metadata),
             items=items,
             credit=credit,
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from flowctl.errors import ClosedError
+from flowctl.errors import ClosedError, LocalProtocolError
 from flowctl.pollgroup import PollGroup
 
 
@@ -24,6 +24,7 @@ class NodeCalls:
 
     def do(self, what: Callable[..., object], *args: Any) -> None:
         """Do it on the node's thread: now if this is it, else soon and in the order of the calls."""
+        self._check()
         if self.group.in_thread():
             what(*args)
         else:
@@ -34,6 +35,7 @@ class NodeCalls:
 
         What is queued on a loop that has been stopped never runs, and nothing says so: it is kept here until it has.
         """
+        self._check()
         if self.group.in_thread():
             what(*args)
             return
@@ -49,6 +51,12 @@ class NodeCalls:
             return  # the one that has stopped the node has done it
         if self._over:
             self.fail_undone()
+
+    def _check(self) -> None:
+        if not self.started:
+            raise LocalProtocolError("the node was not started", hint="start(), or async with")
+        if self._over:
+            raise ClosedError("the node was stopped")
 
     def _do_once(self, undone: Callable[[], object]) -> None:
         if self._undone.pop(undone, self) is None:

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar, cast
 from flowctl.errors import BrokenError, ClosedError, FlowctlError, LocalProtocolError, RpcTimeoutError
 from flowctl.nodes.rpc.asking import RpcCall, failure_of
 from flowctl.nodes.rpc.calling import Caller
-from flowctl.nodes.rpc.message import SERVED_MESSAGE, Part
+from flowctl.nodes.rpc.message import SERVED_MESSAGE, Part, own_metadata
 from flowctl.nodes.rpc.peers.peer import ConnectionID
 from flowctl.nodes.rpc.peers.reaching import check_timeout
 from flowctl.nodes.rpc.services import WRONG_REPLY, Form, stub_of
@@ -216,7 +216,7 @@ class RpcPool:
             parts=parts,
             conn=None,
             timeout_s=left_s,
-            metadata={} if metadata is None else dict(metadata),
+            metadata=own_metadata(metadata),
             repeatable=repeatable,
         )
         data = await self._make(call)

@@ -425,6 +425,30 @@ def test_workers_when_they_are_to_finish_do_first_what_has_a_slot(bench, monkeyp
     assert ran == list(range(10))
 
 
+def test_close_when_two_slots_were_passed_on_runs_both_jobs(bench):
+    """One goes to the worker that has passed them on, the other one by the node's thread, after threads have ended."""
+    bench.dispatcher.slots.set_threads(general=1, batch=0, reply=0)
+    own, other = bench.dispatcher.slots.add_category("own", 1), bench.dispatcher.slots.add_category("other")
+    bench.start()
+    begins, told, closed = threading.Event(), [], threading.Event()
+
+    def job(lane, name):
+        return WorkerJob(lane, lambda: begins.wait(WAIT_S), lambda value, error: told.append((name, error)), name=name)
+
+    def work():
+        dispatcher = bench.dispatcher
+        for lane, name in ((own, "first"), (other, "second"), (own, "third")):
+            dispatcher.submit(job(lane, name))
+        begins.set()
+        until(lambda: [len(following) for *_, following in list(dispatcher.workers._mailbox)] == [2, 0])
+        dispatcher.close(closed.set)
+        until(lambda: not dispatcher.workers.unfinished())  # all threads have ended
+
+    bench.on(work)
+    assert closed.wait(WAIT_S)
+    assert sorted(told) == [("first", None), ("second", None), ("third", None)]
+
+
 def test_reply_when_the_node_stops_is_told_all_the_same(bench, errors):
     bench.dispatcher.slots.set_threads(general=1, batch=0, reply=0)
     bench.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from contextlib import suppress
 
@@ -15,7 +16,10 @@ from flowctl.core.flow.state import SendState
 from flowctl.errors import ClosedError, RpcError
 from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.peers import reaching
+from flowctl.reasons import CloseReason
 from flowctl.wire.zmtp.frames import command, greeting, properties
+from flowctl.wire.zmtp.link import why_cut
+from flowctl.wire.zmtp.peer import SILENT
 
 WAIT_S = 20.0
 MIB = 1 << 20
@@ -204,3 +208,38 @@ def test_messages_when_they_never_end_are_kept_up_to_a_limit_for_all_together(no
     answer = b""
     while not answer.endswith(b"HELLO"):
         answer += few.recv(1000)
+
+
+@pytest.mark.parametrize("side", ["listener", "dialler"])
+def test_peer_when_it_takes_nothing_for_too_long_is_counted_logged_and_told_why(node, tmp_path, caplog, side):
+    nodes, begun = {"listener": node(), "dialler": node()}, []
+
+    async def hangs(message: RpcMessage) -> None:
+        begun.append(message)
+        await asyncio.Event().wait()
+
+    for each in nodes.values():
+        each.add_category("a")
+        each.add_request_command("a", "hangs", hangs)
+    address = nodes["listener"].listen_plain(f"ipc://{tmp_path}/cut")
+    for each in nodes.values():
+        each.start()
+    conn = nodes["dialler"].connect_remote(address)
+    cutter = nodes[side]
+    to = conn if side == "dialler" else cutter.connections()[0].conn
+    future = cutter.request_future(to, "a.hangs")
+    wait_until(lambda: begun, "it is asked")
+    link = cutter._reaching.connected_peer(to).link
+    cutter._calls.group.call_soon(link.connection.close, CloseReason.STUCK, "took nothing for 30.0 s")
+    with pytest.raises(RpcError, match="DISCONNECTED: stuck: took nothing for 30"):
+        future.get(WAIT_S)
+    assert cutter.statistics().cut_count == 1
+    assert "is cut: stuck: took nothing for 30.0 s" in caplog.text
+
+
+def test_end_when_it_is_no_cut_has_no_why():
+    assert (
+        why_cut(CloseReason.PROTOCOL_ERROR, f"{SILENT} 30.0 s")
+        == "protocol error: the peer has said nothing for 30.0 s"
+    )
+    assert [why_cut(reason, "a frame") for reason in (CloseReason.PROTOCOL_ERROR, CloseReason.PEER_CLOSED)] == ["", ""]

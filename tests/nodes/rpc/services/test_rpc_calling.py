@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
 import threading
 from contextlib import aclosing
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from connection_kit import wait_until
 
-from flowctl.errors import LocalProtocolError, RpcError
+from flowctl.errors import ClosedError, LocalProtocolError, RpcError
 from flowctl.nodes.rpc.message import served_message
 from flowctl.nodes.rpc.node import RpcNode
+from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES
+from flowctl.nodes.rpc.streams import ITEMS_IN_A_ROW, Credit
 from flowctl.nodes.rpc.wire.frames import TAG_BYTES, make_tag
 
 WAIT_S = 20.0
@@ -297,6 +301,188 @@ def test_items_when_they_hold_too_much_cost_their_caller_the_request(server, raw
     assert other.recv_multipart() == [b"REPLY", tag, b"no matter"]
 
 
+def test_items_when_refused_for_a_moment_get_their_credit_all_the_same(play, server, monkeypatch):
+    """Credit that finds no room is not lost: an upload would stand still for ever."""
+    reaching, refused = server.node._reaching, []
+    send = reaching.try_to_send
+
+    def refuse_once(peer, frames):
+        if frames[0] == b"UP_CREDIT" and len(refused) < 3:
+            refused.append(frames)
+            return b"QUEUE_FULL"
+        return send(peer, frames)
+
+    monkeypatch.setattr(reaching, "try_to_send", refuse_once)
+    assert play(lambda node, conn: node.call(conn, "a.total", items=Made(100), returns=int)) == sum(range(100))
+    assert len(refused) == 3
+
+
+@pytest.mark.parametrize("kind", ["call", "stream"])
+def test_items_when_they_are_cancelled_end_the_call(play, kind):
+    async def items():
+        yield b"1"
+        raise asyncio.CancelledError
+
+    async def call(node, conn):
+        if kind == "call":
+            await node.call(conn, "a.total", items=items())
+        async for _ in node.stream(conn, "a.double", items=items()):
+            pass
+
+    with pytest.raises(LocalProtocolError, match=r"the items of a\..* were cancelled"):
+        play(call)
+
+
+def test_stream_when_it_has_failed_keeps_to_what_came_first(play, server):
+    """What its items raise as they are closed, or what the server says behind that, is not why it has failed."""
+
+    class Unclean(Made):
+        async def __aiter__(self):
+            try:
+                yield b"1"
+                await asyncio.Event().wait()
+            finally:
+                raise ValueError("in cleaning up")
+
+    async def late(message):
+        yield await anext(message.items())
+        raise RpcError("mine", code="MINE")
+
+    server.node._commands[b"a.late"] = dataclasses.replace(server.node._commands[b"a.double"], handler=late)
+
+    async def follow(node, conn, items):
+        async for _ in node.stream(conn, "a.late", items=items):
+            await asyncio.sleep(0)
+
+    with pytest.raises(RpcError, match="MINE"):
+        play(lambda node, conn: follow(node, conn, Unclean(1)))
+
+
+def test_items_when_their_handler_hands_them_to_another_task_end_with_the_handler(play, server):
+    """They are never taken for all of them."""
+    ends = []
+
+    async def collect(message, items):
+        try:
+            ends.append([parts async for parts in items])
+        except ClosedError as error:
+            ends.append(str(error))
+        message.reply("collected")
+
+    async def hands_over(message):
+        asyncio.get_running_loop().create_task(collect(message, message.items()))
+        if server.go_on.is_set():
+            await asyncio.sleep(0)
+
+    server.node._commands[b"a.hands"] = dataclasses.replace(server.node._commands[b"a.total"], handler=hands_over)
+    for waits in (False, True):
+        if waits:
+            server.go_on.set()
+        assert play(lambda node, conn: node.call(conn, "a.hands", items=Made(100))) == [b"collected"]
+    assert ends == ["the request has ended, and its items with it"] * 2
+
+
+def test_handler_when_cancelled_twice_cleans_up_in_peace(server, raw):
+    cleaned = []
+
+    async def cleans(message):
+        try:
+            await anext(message.items())
+            await asyncio.Event().wait()
+        finally:
+            server.cancelled += 1
+            await until(server.go_on.is_set)
+            cleaned.append(True)
+
+    server.node._commands[b"a.cleans"] = dataclasses.replace(server.node._commands[b"a.total"], handler=cleans)
+    dealer, tag = raw(server.address), make_tag(1, WAIT_S)
+    dealer.send_multipart([b"a.cleans", tag])
+    assert dealer.recv_multipart()[0] == b"UP_CREDIT"
+    dealer.send_multipart([b"UP", tag, b"x"])
+    dealer.send_multipart([b"CANCEL", tag])
+    wait_until(lambda: server.cancelled == 1, "it is cancelled")
+    for word in (b"CANCEL", b"UP", b"CANCEL"):
+        dealer.send_multipart([word, tag])
+    dealer.send_multipart([b"HI"])
+    assert dealer.recv_multipart() == [b"HELLO"]
+    server.go_on.set()
+    wait_until(lambda: cleaned == [True], "it cleans up")
+
+
+def test_items_when_large_are_allowed_by_their_bytes(play, server):
+    """A few megabytes wait where they are taken, and their caller is slowed instead of refused."""
+    made, most = [0], [0]
+
+    async def items():
+        for _ in range(24):
+            made[0] += 1
+            most[0] = max(most[0], made[0] - len(server.taken))
+            yield [bytes(1_000_000)] * 3
+
+    async def slow(node, conn):
+        call = asyncio.ensure_future(node.call(conn, "a.slow", items=items()))
+        await until(lambda: made[0] == 4 and server.taken)
+        server.go_on.set()
+        return await call
+
+    assert play(slow) == [b"done"]
+    assert len(server.taken) == 24
+    assert most[0] <= 5
+
+
+def test_items_when_begun_anew_by_a_retry_are_an_error_unless_they_can_be(play, server):
+    """A generator that was used up would be an upload of nothing."""
+
+    def retry(make):
+        async def call(asked):
+            wanted, asked.command = asked.command, "a.first"
+            assert await make(asked) == [b"0"]
+            asked.command = wanted
+            return await make(asked)
+
+        return call if inspect.iscoroutinefunction(make) else make
+
+    async def ask(node, conn):
+        assert await node.call(conn, "a.total", items=Made(3), returns=int) == 3
+        with pytest.raises(LocalProtocolError, match="were used by the call that was made before"):
+            await node.call(conn, "a.total", items=aiter(Made(3)))
+
+    play(ask, lambda node: node.add_caller_middleware(retry))
+
+
+def test_items_when_the_caller_is_none_of_ours_are_refused(server, raw):
+    """A node of OxenMQ would never send any."""
+    dealer = raw(server.address)
+    dealer.send_multipart([b"a.total", b"its own tag"])
+    assert dealer.recv_multipart()[:3] == [b"WRONG_ARGUMENT", b"REPLY", b"its own tag"]
+
+
+def test_credit_when_there_is_much_leaves_the_loop_to_others_and_a_flood_of_it_costs_one_turn():
+    async def run():
+        loop, turns, calls = asyncio.get_running_loop(), [0], []
+
+        async def count():
+            while True:
+                turns[0] += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.ensure_future(count())
+        credit = Credit(loop, here=True, count=1 << 20)
+        for _ in range(1000):
+            await credit.take()
+        counting.cancel()
+        foreign = Credit(SimpleNamespace(call_soon_threadsafe=lambda *call: calls.append(call)), here=False)
+        for _ in range(100_000):
+            foreign.add(1)
+        (call,) = calls
+        call[0](*call[1:])
+        return turns[0], foreign.count
+
+    turns, count = asyncio.run(run())
+    assert turns >= 1000 // ITEMS_IN_A_ROW
+    assert count <= 10_000
+
+
 # --- metadata ----------------------------------------------------------------------------------------------------
 
 METADATA = {"tenant": "müller", "hops": "1"}
@@ -360,6 +546,8 @@ def test_metadata_when_given_comes_to_every_kind_of_handler_by_every_kind_of_cal
         ({"a": 1}, "metadata 'a' is 1, both must be text"),
         ({b"a": "1"}, "metadata b'a' is '1', both must be text"),
         ({"a": "x" * 8192}, "metadata has 8200 bytes, the limit is 8192"),
+        ({"a": "\ud800"}, "metadata has half a character"),
+        ([("a", "1")], "metadata is of type list, it must be a mapping of texts to texts"),
     ],
 )
 def test_metadata_when_it_cannot_be_sent_is_an_error(telling, metadata, told):
@@ -369,6 +557,19 @@ def test_metadata_when_it_cannot_be_sent_is_an_error(telling, metadata, told):
 
     with pytest.raises(LocalProtocolError, match=told):
         asyncio.run(ask())
+
+
+def test_metadata_when_a_message_has_no_room_for_it_costs_that_call_alone(telling):
+    async def ask():
+        async with RpcNode() as node:
+            conn = await node.connect(telling.address)
+            parts = [bytes(MAX_PART_BYTES)] * 15 + [bytes(MAX_PART_BYTES - 2000)]
+            other = asyncio.ensure_future(node.call(conn, "a.coroutine"))
+            with pytest.raises(LocalProtocolError, match="bytes in all, the limit is"):
+                await node.call(conn, "a.coroutine", *parts, metadata={"a": "x" * 8000})
+            return await other
+
+    assert asyncio.run(ask()) == []
 
 
 @pytest.mark.parametrize("said", [b"[1]", b"{", b'{"a": 1}', b"[" * 8000, b"\xff"])

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.baggage import get_all
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -124,3 +125,46 @@ def test_span_when_the_metadata_of_a_call_is_none_is_a_root():
     asyncio.run(asyncio.wait_for(by_another(), WAIT_S))
     (span,) = traced.spans()
     assert (span.kind, span.parent) == (SpanKind.SERVER, None)
+
+
+@pytest.mark.parametrize("baggage", ["a=" + " " * 8000, "a=\x1b[31m", "tenant=blue"])
+def test_baggage_when_it_comes_is_believed_as_far_as_it_can_be_read_and_goes_on(baggage, caplog):
+    """Propagators log what they find, and take long for many blanks."""
+    traced, untraced, seen = Traced(), RpcNode(), []
+
+    async def looks(message):
+        seen.append(dict(get_all()))
+        return await traced.server.call(traced.itself, "a.further")
+
+    async def further(message):
+        seen.append(dict(get_all()))
+        return "done"
+
+    traced.server.add_request_command("a", "looks", looks)
+    traced.server.add_request_command("a", "further", further)
+
+    async def by_another():
+        address = traced.server.listen_plain("tcp://127.0.0.1:*")
+        async with traced.server, untraced:
+            traced.itself = await traced.server.connect(address)
+            return await untraced.call(await untraced.connect(address), "a.looks", metadata={"baggage": baggage})
+
+    assert asyncio.run(asyncio.wait_for(by_another(), WAIT_S)) == [b"done"]
+    assert seen == ([{"tenant": "blue"}] * 2 if baggage == "tenant=blue" else seen)
+    assert "\x1b" not in caplog.text
+
+
+def test_span_when_what_was_raised_says_much_holds_little_of_it():
+    traced = Traced()
+
+    async def says_much(message):
+        raise KeyError("x" * 1_000_000)
+
+    traced.server.add_request_command("a", "much", says_much)
+
+    async def play(conn):
+        with pytest.raises(RpcError):
+            await traced.caller.call(conn, "a.much")
+
+    traced.run(play)
+    assert max(len(span.status.description) for span in traced.spans()) <= 500
