@@ -25,6 +25,7 @@ PUBLIC = """
     ServerProgram ServerStatistics Session SocketOptions StateChange StoreError StreamLog Thin Transport Verdict
     WorkLimits serve ObjectDiffusion SetPlace StreamSet
     MessageScheduler ExhaustedError Access AuthLevel Batch ConnectionID JobResult KeyPair RpcNode Subscription
+    served_message trace_node
     HttpAnswer Topic TopicStatistics WebSocketRequest WebSocketSession
 """
 CONNECTION = """

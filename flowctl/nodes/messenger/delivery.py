@@ -290,10 +290,10 @@ class Delivery:
             self._settled(now)
         return messages
 
-    def take_due(self, now: float) -> list[tuple[Outgoing, Outcome]]:
+    def take_due(self, now: float, *, held: bool = False) -> list[tuple[Outgoing, Outcome]]:
         """Make ready what is to be tried again, and return what is given up: TIMEOUT, or REJECTED after all attempts.
 
-        To be called at `next_deadline`.
+        To be called at `next_deadline`. `held`: what was sent waits still in its connection, so none of it is lost.
         """
         given_up: list[tuple[Outgoing, Outcome]] = []
         most = self._settings.max_attempts
@@ -301,7 +301,7 @@ class Delivery:
         for _, message in self._timers.take_due(now):
             if message.deadline is not None and now >= message.deadline:
                 given_up.append((message, Outcome.TIMEOUT))
-            elif self._is_in_line(message, now):
+            elif self._is_in_line(message, now, held=held):
                 continue
             elif most is not None and message.attempts >= most:
                 given_up.append((message, Outcome.REJECTED))
@@ -378,11 +378,14 @@ class Delivery:
         if message.deadline is not None:
             self._timers.add(message.message_id, message, max(0.0, message.deadline))
 
-    def _is_in_line(self, message: Outgoing, now: float) -> bool:
+    def _is_in_line(self, message: Outgoing, now: float, *, held: bool) -> bool:
         """Put off the next attempt of a message while the peer is busy with those that went before it."""
-        if not message.attempts or message.turn < self._acknowledged_turn or message.message_id in self._refused:
+        if not message.attempts or message.message_id in self._refused:
             return False
-        until = self._progress_at + self._settings.retry.delay_s(message.attempts, self._rng)
+        if message.turn < self._acknowledged_turn and not held:
+            return False
+        since = now if held else self._progress_at
+        until = since + self._settings.retry.delay_s(message.attempts, self._rng)
         if until <= now:
             return False
         if message.deadline is not None:

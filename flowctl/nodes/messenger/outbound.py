@@ -405,8 +405,9 @@ class MessengerOutbound:
 
     def peer_due(self, peer: MessengerPeer, now: float) -> None:
         """Try again what is due, and give up what has no more time or attempts; called by the peer's timer."""
+        link = peer.link
         with self._lock:
-            given_up = peer.delivery.take_due(now)
+            given_up = peer.delivery.take_due(now, held=link is not None and not link.drained)
         if peer.is_too_silent(now):
             peer.endpoint.hang_up()
         for message, outcome in given_up:

@@ -70,6 +70,22 @@ def test_attempt_when_the_peer_works_through_what_went_before_is_put_off():
     assert [message.message_id for message, _ in delivery.take_due(delivery.next_deadline())] == [3]
 
 
+def test_attempt_when_the_one_before_waits_still_in_its_connection_is_put_off():
+    """A copy would only wait behind it, and attempts that were none would give it up."""
+    delivery = delivery_of(max_attempts=2)
+    delivery.submit(outgoing(0), 0.0)
+    delivery.submit(outgoing(1, deadline=30.0), 0.0)
+    taken(delivery, 0.0)
+    now = 0.0
+    while now < 30.0:
+        now = delivery.next_deadline()
+        given_up = delivery.take_due(now, held=True)
+        assert taken(delivery, now) == []
+    assert [(message.message_id, outcome) for message, outcome in given_up] == [(1, Outcome.TIMEOUT)]
+    now = delivery.next_deadline()
+    assert (delivery.take_due(now), taken(delivery, now)) == ([], [0])
+
+
 def test_acknowledgement_when_repeated_or_unknown_is_ignored_and_counted():
     """The first one removes the message, the others find nothing (ME-11)."""
     delivery = delivery_of()

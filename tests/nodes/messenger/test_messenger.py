@@ -541,3 +541,10 @@ def test_message_when_it_has_more_frames_than_are_taken_is_refused_to_its_sender
     client = make("client")
     with pytest.raises(LocalProtocolError, match="1001 further frames, the most are 1000"):
         client.send_message(client.make_connection(at(address)), "x", payload=[b""] * 1001)
+
+
+@pytest.mark.parametrize("message", [5, True, None, {"a": 1}])
+def test_message_when_neither_text_nor_bytes_is_an_error(make, message):
+    """``bytes(5)`` would be five zeros."""
+    with pytest.raises(LocalProtocolError, match=f"a message is text or bytes, not {type(message).__name__}"):
+        make("client").send_message(1, message)

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
-from flowctl.errors import LocalProtocolError, RpcError, RpcTimeoutError
+from flowctl.errors import ClosedError, LocalProtocolError, RpcError, RpcTimeoutError
 from flowctl.nodes.rpc.access.access import AuthLevel
 from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
@@ -288,3 +289,40 @@ def test_connect_when_its_timeout_is_no_number_is_an_error(node):
     made.start()
     with pytest.raises(LocalProtocolError, match="timeout_s"):
         made.connect_remote("tcp://127.0.0.1:1", timeout_s=float("nan"))
+
+
+def yields(message):
+    yield "item"
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda node: node.add_request_command("a", "yields", yields), "yields yields, and is a plain function"),
+        (lambda node: node.add_service("a", node, object()), r"service is .* \(RpcNode\), it must be type"),
+        (lambda node: node.add_service("a", Protocol, Protocol), "implementation is the class Protocol"),
+        (lambda node: node.send("tcp://127.0.0.1:1", "a.b"), "conn is .* it must be what connect\\(\\) has returned"),
+        (lambda node: node.send(ConnectionID(1), "a.b"), "the node was not started"),
+        (lambda node: node.request_future(ConnectionID(1), "a.b"), "the node was not started"),
+    ],
+)
+def test_node_when_used_as_it_cannot_be_says_so(node, call, told):
+    made = node()
+    made.add_category("a")
+    with pytest.raises(LocalProtocolError, match=told):
+        call(made)
+
+
+def test_node_when_it_was_stopped_says_so_of_either_kind(loop_factory):
+    async def stop():
+        async with RpcNode() as node:
+            pass
+        with pytest.raises(ClosedError, match="the node was stopped"):
+            node.send(ConnectionID(1), "a.b")
+
+    asyncio.run(stop())
+    node = RpcNode(loop_factory=loop_factory)
+    node.start()
+    node.stop()
+    with pytest.raises(ClosedError, match="the node was stopped"):
+        node.send(ConnectionID(1), "a.b")
