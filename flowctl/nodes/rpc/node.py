@@ -8,6 +8,7 @@ so what another peer says about it does not count; it leaves the table before it
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import threading
@@ -249,8 +250,9 @@ class RpcNode:
             LocalProtocolError: see `add_command`; or a method has no types, takes several values, or answers once
                 where its service says many times.
         """
-        check_type("service", service, type)
-        if isinstance(implementation, type):
+        if not inspect.isclass(service):
+            raise LocalProtocolError(f"service is {short(service)}, it must be a class")
+        if inspect.isclass(implementation):
             raise LocalProtocolError(
                 f"implementation is the class {implementation.__name__}, it must be an object of it"
             )

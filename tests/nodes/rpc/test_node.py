@@ -299,7 +299,7 @@ def yields(message):
     ("call", "told"),
     [
         (lambda node: node.add_request_command("a", "yields", yields), "yields yields, and is a plain function"),
-        (lambda node: node.add_service("a", node, object()), r"service is .* \(RpcNode\), it must be type"),
+        (lambda node: node.add_service("a", node, object()), "service is .* it must be a class"),
         (lambda node: node.add_service("a", Protocol, Protocol), "implementation is the class Protocol"),
         (lambda node: node.send("tcp://127.0.0.1:1", "a.b"), "conn is .* it must be what connect\\(\\) has returned"),
         (lambda node: node.send(ConnectionID(1), "a.b"), "the node was not started"),
