@@ -153,8 +153,13 @@ class Calling:
     async def _on_node(self, room: Credit, step: Coroutine[Any, Any, None]) -> None:
         if room.here:
             await step
-        else:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(step, self._calls.group.loop))
+            return
+        try:
+            done = asyncio.run_coroutine_threadsafe(step, self._calls.group.loop)
+        except RuntimeError as error:  # its loop is closed
+            step.close()
+            raise ClosedError("the node was stopped") from error
+        await asyncio.wrap_future(done)
 
 
 def _room_for(call: RpcCall, loop: asyncio.AbstractEventLoop, *, here: bool) -> Credit | None:
