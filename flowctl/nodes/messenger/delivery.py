@@ -157,6 +157,9 @@ class Delivery:
 
     def submit(self, message: Outgoing, now: float) -> None:
         if self.full(message.size_bytes):
+            size_bytes, count, age_ms = self.load(now)  # with this one it would be above the mark
+            size_bytes += message.size_bytes + self._core.limits.overhead_bytes
+            self._note(self._core.queued(Load(size_bytes, count + 1, age_ms), now))
             raise BusyError(
                 f"{len(self._unacknowledged)} messages of {self.size_bytes} bytes to this peer are unacknowledged; "
                 f"its window is {self._settings.window} messages, {self._settings.window_bytes} bytes",

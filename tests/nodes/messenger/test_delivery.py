@@ -86,6 +86,19 @@ def test_attempt_when_the_one_before_waits_still_in_its_connection_is_put_off():
     assert (delivery.take_due(now), taken(delivery, now)) == ([], [0])
 
 
+def test_state_when_a_message_is_refused_for_its_bytes_is_the_hard_limit_until_there_is_room():
+    delivery = delivery_of(window=100, window_bytes=1000)
+    for number in range(2):
+        delivery.submit(outgoing(number, payload=(bytes(300),)), 0.0)
+    assert delivery.state is SendState.SOFT_LIMIT
+    with pytest.raises(BusyError, match="its window is 100 messages, 1000 bytes"):
+        delivery.submit(outgoing(2, payload=(bytes(300),)), 0.0)
+    assert delivery.state is SendState.HARD_LIMIT
+    taken(delivery, 0.0)
+    delivery.note_acknowledged(0, 1, 0.1)
+    assert delivery.state is SendState.READY
+
+
 def test_acknowledgement_when_repeated_or_unknown_is_ignored_and_counted():
     """The first one removes the message, the others find nothing (ME-11)."""
     delivery = delivery_of()
