@@ -32,8 +32,7 @@ for name in flowctl.__all__:
         getattr(flowctl, name)
     except flowctl.ConfigError as error:
         lacking.append(name)
-        extras = {"flowctl.websocket": "websocket", "flowctl.nodes.rpc.tracing": "tracing"}
-        extra = extras.get(flowctl._HOME_OF[name], "rpc")
+        extra = "websocket" if flowctl._HOME_OF[name] == "flowctl.websocket" else "rpc"
         assert f"needs the extra '{extra}'" in str(error) and f"pip install '.[{extra}]'" in error.hint, error
 lines = sum(
     len(open(module.__file__, encoding="utf-8").readlines())
