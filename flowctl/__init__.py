@@ -101,7 +101,6 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.nodes.rpc.node import RpcNode as RpcNode
     from flowctl.nodes.rpc.peers.peer import ConnectionID as ConnectionID
     from flowctl.nodes.rpc.subscription import Subscription as Subscription
-    from flowctl.nodes.rpc.tracing import trace_node as trace_node
     from flowctl.nodes.scheduler.scheduler import MessageScheduler as MessageScheduler
     from flowctl.pollgroup import GroupState as GroupState
     from flowctl.pollgroup import Pollable as Pollable
@@ -163,7 +162,6 @@ _HOMES: Final = {
     "flowctl.nodes.rpc.node": "RpcNode",
     "flowctl.nodes.rpc.peers.peer": "ConnectionID",
     "flowctl.nodes.rpc.subscription": "Subscription",
-    "flowctl.nodes.rpc.tracing": "trace_node",
     "flowctl.nodes.scheduler.scheduler": "MessageScheduler",
     "flowctl.pollgroup": "GroupState PollGroup PollGroupStatistics Pollable",
     "flowctl.pollgroups": "Move PollGroups",

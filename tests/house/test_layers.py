@@ -63,7 +63,7 @@ LAYERS = {
         "wire.zmtp.session wire.zmtp.link wire.zmtp.inproc wire.zmtp.listen wire.zmtp.dial",
         "words outcomes flow loop sending receiver connection server zmtp",
     ),
-    "rpc": layer("nodes.rpc", "words outcomes flow loop sending zmtp keys zmtplink scheduler"),
+    "rpc": layer("nodes.rpc", "words text outcomes flow loop sending zmtp keys zmtplink scheduler"),
     "messenger": layer("nodes.messenger", "words sqlite flow outcomes loop sending zmtp keys zmtplink"),
     "asgi": layer("asgi", "words text frames flow loop sending connection websocket server"),
     "telemetry": layer("records.telemetry", "words text folders flow outgoing loop sending"),

@@ -25,7 +25,7 @@ PUBLIC = """
     ServerProgram ServerStatistics Session SocketOptions StateChange StoreError StreamLog Thin Transport Verdict
     WorkLimits serve ObjectDiffusion SetPlace StreamSet
     MessageScheduler ExhaustedError Access AuthLevel Batch ConnectionID JobResult KeyPair RpcNode Subscription
-    served_message trace_node
+    served_message
     HttpAnswer Topic TopicStatistics WebSocketRequest WebSocketSession
 """
 CONNECTION = """

@@ -12,10 +12,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from opentelemetry import context, propagate, trace
-from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
-
+from flowctl.core.text.extras import missing_extra
 from flowctl.errors import RpcError
 from flowctl.nodes.rpc.asking import RpcCall
 from flowctl.nodes.rpc.calling import Caller
@@ -23,6 +20,13 @@ from flowctl.nodes.rpc.commands import Handler, HandlerKind, kind_of
 from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.wire.frames import MOST_TEXT_BYTES
+
+try:
+    from opentelemetry import context, propagate, trace
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "flowctl.nodes.rpc.tracing", "tracing") or error from error
 
 _SYSTEM: Final = "flowctl"
 _NAME: Final = "flowctl.rpc"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import sys
 
 import pytest
 from opentelemetry import trace
@@ -12,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from flowctl.errors import RpcError
+from flowctl.errors import ConfigError, RpcError
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.tracing import trace_node
 
@@ -168,3 +170,10 @@ def test_span_when_what_was_raised_says_much_holds_little_of_it():
 
     traced.run(play)
     assert max(len(span.status.description) for span in traced.spans()) <= 500
+
+
+def test_tracing_when_its_extra_is_not_installed_names_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "flowctl.nodes.rpc.tracing")
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(ConfigError, match="needs the extra 'tracing': opentelemetry is not installed"):
+        importlib.import_module("flowctl.nodes.rpc.tracing")
