@@ -32,9 +32,9 @@ Caller: TypeAlias = "Callable[[RpcCall], Any]"
 """Makes a call: a coroutine function that returns the parts of the reply, or an asynchronous generator of items."""
 
 
-def check_credit(credit: int) -> None:
-    if not 1 <= credit <= MOST_TAG_CREDIT:
-        raise LocalProtocolError(f"credit is {credit}, it must be 1 to {MOST_TAG_CREDIT}")
+def check_credit(credit: Any) -> None:
+    if not (isinstance(credit, int) and 1 <= credit <= MOST_TAG_CREDIT):
+        raise LocalProtocolError(f"credit is {credit!r}, it must be 1 to {MOST_TAG_CREDIT}")
 
 
 @dataclass(eq=False)

@@ -202,6 +202,7 @@ class RpcPeer:
     latest_bytes: int = 0
     unsent: deque[list[bytes]] | None = None  #: what waits until there is a link; None: nothing
     unsent_bytes: int = 0
+    owed: list[Sequence[bytes]] = field(default_factory=list)  #: what must not be missing, and found no room
     most_unsent_bytes: int = MOST_UNSENT_BYTES
     number: int = field(default_factory=count(1).__next__)  #: no other peer of the process has it
     _turn: asyncio.Lock | None = None

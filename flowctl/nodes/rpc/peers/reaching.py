@@ -204,9 +204,7 @@ class Reaching:
         self.closed = False  #: no listener and no connection is opened any more
         self.unsent_count = 0  #: messages dropped since too much waited for their peer already
         self.conflated_count = 0  #: messages in whose place a newer one is sent
-        self.cut_count = (
-            0  #: peers that were cut: they took nothing, said nothing, or most of what waited waited for them
-        )
+        self.cut_count = 0  #: peers that were cut: they took nothing, said nothing, or had most of what waited
         self.duplicate_count = 0  #: times that another node with our keys took a connection of ours
 
     # --- life ----------------------------------------------------------------------------------------------------
@@ -338,9 +336,21 @@ class Reaching:
         return self.try_to_send(peer, frames) is None
 
     def send_surely(self, peer: RpcPeer, frames: Sequence[bytes]) -> None:
-        """Send what must not be missing: now, or once the peer has taken what waits for it; never once it has gone."""
-        if not self.send_to(peer, frames) and peer.link is not None and not peer.closed:
-            peer.link.when_drained(lambda there: self._soon(self.send_surely, peer, frames) if there else None)
+        """Send what must not be missing: now, or once the peer has taken what waits for it; never once it has gone.
+
+        In the order of the calls: items of a stream are among it.
+        """
+        if peer.owed or not self.send_to(peer, frames):
+            if peer.link is None or peer.closed:
+                return
+            peer.owed.append(frames)
+            if len(peer.owed) == 1:
+                peer.link.when_drained(lambda there: self._soon(self._send_owed, peer, there))
+
+    def _send_owed(self, peer: RpcPeer, there: bool) -> None:  # noqa: FBT001  (as `when_drained` tells it)
+        owed, peer.owed = peer.owed, []
+        for frames in owed if there else ():
+            self.send_surely(peer, frames)
 
     def _soon(self, call: Callable[..., object], *args: object) -> None:
         with suppress(ClosedError):

@@ -265,6 +265,8 @@ def test_items_when_they_are_no_iterator_or_asked_for_where_they_cannot_be_are_a
         server.messages[0].items()
     with pytest.raises(LocalProtocolError, match="credit is 0, it must be 1 to 255"):
         server.messages[0].items(0)
+    with pytest.raises(LocalProtocolError, match="credit is '2', it must be 1 to 255"):
+        server.messages[0].items("2")
 
 
 def test_items_when_they_are_more_than_allowed_cost_their_caller_the_request(server, raw):
@@ -315,6 +317,31 @@ def test_items_when_refused_for_a_moment_get_their_credit_all_the_same(play, ser
     monkeypatch.setattr(reaching, "try_to_send", refuse_once)
     assert play(lambda node, conn: node.call(conn, "a.total", items=Made(100), returns=int)) == sum(range(100))
     assert len(refused) == 3
+
+
+@pytest.mark.parametrize("refused_at", [1, 5, 31])
+def test_items_when_one_finds_no_room_keep_their_order(play, server, monkeypatch, refused_at):
+    """Also of a caller on another loop, which has handed over the next ones meanwhile."""
+    seen = []
+
+    async def call(node, conn):
+        reaching = node._reaching
+        send = reaching.try_to_send
+
+        def refuse_once(peer, frames):
+            if frames[0] == b"UP":
+                seen.append(frames)
+                if len(seen) == refused_at:
+                    return b"QUEUE_FULL"
+            return send(peer, frames)
+
+        monkeypatch.setattr(reaching, "try_to_send", refuse_once)
+        server.go_on.set()
+        return await node.call(conn, "a.slow", items=Made(100))
+
+    assert play(call) == [b"done"]
+    assert [int(parts[0]) for parts in server.taken] == list(range(100))
+    assert len(seen) == 101
 
 
 @pytest.mark.parametrize("kind", ["call", "stream"])
